@@ -1,12 +1,14 @@
 """Seconds of a step by its number of mini-batches: `python benchmarks/mini_batches.py` on a GPU, about a minute.
 
+    python benchmarks/mini_batches.py --model Qwen3-4B --prompts 64 --group 8 --longest 4096 --decoded 0.0625 # HA-DW's
     python benchmarks/mini_batches.py --model toy --prompts 8 --group 4 --longest 48 --counts 1 2 8 --out toy # on a CPU
 
 One trainer, whose steps are cut into 1, 4 and 16 mini-batches in turn, an optimizer step on each: random weights in
 bfloat16 with float32 masters, the same lengths at every step (lognormal, mean 0.4 of `--longest`, coefficient of
 variation 0.6), every other response right. The first round is short: it compiles, and plans the passes for the batch
 in one piece. Medians over the other rounds of the training part and of the whole step, and how many times those of
-the first number they are. No round is begun after `--seconds`. Writes benchmarks/results/OUT.json.
+the first number they are. No round is begun after `--seconds`. Of each response `--decoded` is sampled, the rest drawn
+uniformly, as in benchmarks/large.py: whole steps are then shorter than real ones. Writes benchmarks/results/OUT.json.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import shapes
 import torch
 from given_lengths import GivenLengths  # benchmarks/given_lengths.py
-from large import CV, GIB, MEAN, PROMPT, every_other, peak
+from large import CV, GIB, MEAN, PROMPT, every_other, lengthened, peak
 from lengths import lognormal
 from report import write
 
@@ -40,14 +42,16 @@ class Turns(GivenLengths):
 
     config: Config
     counts: Sequence[int]
+    decoded: float
     calls = 0
 
     def sample(self, prompts: Any, n: int, params: Any, **more: Any) -> Any:
         self.config.train.mini_batch = len(prompts) // self.counts[self.calls % len(self.counts)]
         longest = max(2, params.max_tokens // WARM) if self.calls < len(self.counts) else params.max_tokens
-        self.lengths = lognormal(len(prompts) * n, MEAN * longest, CV, longest).to(self.policy.device)
+        whole = lognormal(len(prompts) * n, MEAN * longest, CV, longest).to(self.policy.device)
+        self.lengths = (self.decoded * whole).long().clamp(min=1)
         self.calls += 1
-        return super().sample(prompts, n, params, **more)
+        return lengthened(super().sample(prompts, n, params, **more), whole, self.policy.core.config.vocab_size)
 
 
 class Until:
@@ -82,7 +86,7 @@ def run(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     )
     trainer._checkpoint = lambda: None  # what is measured are steps
     trainer.collector.sampler = turns = Turns(trainer.policy)
-    turns.config, turns.counts = trainer.config, options.counts
+    turns.config, turns.counts, turns.decoded = trainer.config, options.counts, options.decoded
     trainer.run()
     return read_lines(trainer.folder.metrics)
 
@@ -109,6 +113,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--longest", type=int, default=1000, help="tokens of the longest response")
+    parser.add_argument("--decoded", type=float, default=1.0, help="share of each response that is sampled")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 4, 16], help="mini-batches of a step")
     parser.add_argument("--rounds", type=int, default=3, help="that count")
     parser.add_argument("--seconds", type=float, default=45.0)

@@ -1,7 +1,8 @@
 """A whole step at the papers' settings, ours against TRL with vLLM colocated, and the GPU-hours of their runs.
 
     python benchmarks/papers_step.py [--share 0.125] [--seconds 600] [--out FOLDER] [--settings NAME …]
-    python benchmarks/papers_step.py --share 1 --engines equipoise --set rollout.cache_dtype fp8
+    python benchmarks/papers_step.py --share 1 --engines equipoise --each 600 --set rollout.cache_dtype fp8
+    python benchmarks/papers_step.py --settings --shape Qwen3-0.6B 32 16 512 --shape Qwen3-1.7B 16 16 4096
 
 The settings are the recipes': Balanced Aggregation's (Qwen3-1.7B, 128 prompts × 16 responses of up to 8,192 tokens,
 4 mini-batches, 500 steps) and HA-DW's (Qwen3-4B, 256 × 8 × 4,096, 16 mini-batches, 87 steps: 3 epochs of MATH). Random
@@ -12,11 +13,14 @@ is the share of tokens of rows that the cache had no room for, which are drawn a
 measured and, divided by the share, for the whole batch: sampling is then counted too high, because fewer rows are
 decoded together.
 
+`--shape`: a whole batch of another model and size, one mini-batch, by Balanced Aggregation's recipe; no run's hours.
+
 Each is a child process that does a short step first, then the measured one, and is bounded. TRL runs with bfloat16
-weights and optimizer, sdpa, gradient checkpointing, vLLM asleep while it trains. equipoise keeps float32 master
-weights and follows the recipe, but for the size of its passes, which it plans itself. Peak GiB are torch's. Written
-after every row to FOLDER/papers_step.json. `--toy`: tiny models on the CPU, which shows that it runs and no more; TRL
-with vLLM may live in another environment (`--trl-python`).
+weights and optimizer, sdpa, passes of some 32,768 tokens, gradient checkpointing (with `--shape` only from 4B or 2,048
+tokens on), vLLM asleep while it trains. equipoise keeps float32 master weights and follows the recipe, but for the size
+of its passes, which it plans itself. Peak GiB are torch's. Written after every row to FOLDER/papers_step.json. `--toy`:
+tiny models on the CPU, which shows that it runs and no more; TRL with vLLM may live in another environment
+(`--trl-python`).
 """
 
 from __future__ import annotations
@@ -45,12 +49,15 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "papers"
 MEAN, CV = 0.4, 0.6
 PROMPT = 128
 WARM = 16  # the first step's responses are so many times shorter
+PASS = 32_768  # tokens of a pass of TRL's
+LARGE = ("Qwen3-4B", "Qwen3-8B", "Qwen2.5-7B")
+FIRST_RECIPE = "balanced_qwen3_1.7b_dapo17k.toml"
 PARTS = ("rollout", "reward", "assign", "train", "log")
 GIB = 2**30
 
 
 class Setting(NamedTuple):
-    """`micro`: responses of a pass of TRL's."""
+    """`steps`: 0 if nobody's run. TRL's: `micro`, responses of a pass, and `checkpointing`, of its gradients."""
 
     recipe: str
     model: str
@@ -60,16 +67,26 @@ class Setting(NamedTuple):
     mini_batches: int
     steps: int
     micro: int
+    checkpointing: bool = True
 
 
 SETTINGS = {
-    "Balanced Aggregation": Setting("balanced_qwen3_1.7b_dapo17k.toml", "Qwen3-1.7B", 128, 16, 8192, 4, 500, 4),
+    "Balanced Aggregation": Setting(FIRST_RECIPE, "Qwen3-1.7B", 128, 16, 8192, 4, 500, 4),
     "HA-DW": Setting("hadw_grpo.toml", "Qwen3-4B", 256, 8, 4096, 16, 87, 4),
 }
 TOY = {
-    "Balanced Aggregation": Setting("balanced_qwen3_1.7b_dapo17k.toml", "toy", 8, 4, 48, 2, 500, 4),
+    "Balanced Aggregation": Setting(FIRST_RECIPE, "toy", 8, 4, 48, 2, 500, 4),
     "HA-DW": Setting("hadw_grpo.toml", "toy", 8, 4, 24, 4, 87, 4),
 }
+
+
+def of_shape(model: str, prompts: int, group: int, tokens: int) -> tuple[str, Setting]:
+    """A batch that is no paper's, and its name."""
+    rows = prompts * group
+    micro = next(m for m in range(max(1, min(rows, PASS // tokens)), 0, -1) if rows % m == 0)
+    checkpointing = tokens >= 2048 or model in LARGE
+    setting = Setting(FIRST_RECIPE, model, prompts, group, tokens, 1, 0, micro, checkpointing)
+    return f"{model}, {prompts} × {group} × {tokens}", setting
 
 
 def drawn(setting: Setting, rows: int, call: int) -> list[int]:
@@ -173,9 +190,9 @@ def theirs(job: dict[str, Any], setting: Setting, folder: Path, data: Path) -> d
         num_generations=setting.group, max_completion_length=setting.tokens, temperature=1.0, top_p=1.0, top_k=0,
         loss_type="dapo", epsilon_high=0.28, beta=0.0, learning_rate=1e-6, max_steps=2 * setting.mini_batches,
         logging_steps=1, save_strategy="no", report_to="none", optim="adamw_torch_fused" if cuda else "adamw_torch",
-        gradient_checkpointing=cuda, disable_dropout=True, shuffle_dataset=False, disable_tqdm=True, seed=0,
-        use_vllm=True, vllm_mode="colocate", vllm_enable_sleep_mode=cuda, vllm_gpu_memory_utilization=job["memory"],
-        vllm_max_model_length=setting.tokens + 2 * PROMPT,
+        gradient_checkpointing=cuda and setting.checkpointing, disable_dropout=True, shuffle_dataset=False,
+        disable_tqdm=True, seed=0, use_vllm=True, vllm_mode="colocate", vllm_enable_sleep_mode=cuda,
+        vllm_gpu_memory_utilization=job["memory"], vllm_max_model_length=setting.tokens + 2 * PROMPT,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, job["dtype"])),
@@ -267,24 +284,29 @@ def same_name(folder: Path, model: str) -> Path:
 
 
 def report_row(name: str, engine: str, row: dict[str, Any], setting: Setting, share: float) -> dict[str, Any]:
-    """With the whole batch's seconds and the whole run's hours, from those of a share of it."""
-    whole = row["seconds"] / share
-    hours = whole * setting.steps / 3600
+    """With the whole batch's seconds and a paper's run's hours, from those of a share of it."""
+    whole = {"batch_seconds": row["seconds"] / share}
+    said = f"a batch {whole['batch_seconds']:.0f} s"
+    if setting.steps:
+        whole["run_gpu_hours"] = whole["batch_seconds"] * setting.steps / 3600
+        said += f", {setting.steps} steps {whole['run_gpu_hours']:.1f} GPU-hours"
     parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in row["parts"].items())
     parts += f"; {100 * row['drawn_again']:.0f} % drawn again" if "drawn_again" in row else ""
     peak = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.1f} GiB"
     print(
         f"{name}, {engine}: {row['seconds']:.1f} s for {share:g} of a batch (mean length {row['mean_length']:.0f}; "
-        f"{parts}){peak}; a batch {whole:.0f} s, {setting.steps} steps {hours:.1f} GPU-hours",
+        f"{parts}){peak}; {said}",
         flush=True,
     )
-    return row | {"share": share, "batch_seconds": whole, "run_gpu_hours": hours}
+    return row | {"share": share} | whole
 
 
 def jobs_of(options: argparse.Namespace) -> Iterator[tuple[str, str, Setting, dict[str, Any]]]:
     settings = TOY if options.toy else {name: SETTINGS[name] for name in options.settings}
-    for name, setting in settings.items():
-        prompts = setting.prompts if options.toy else round(options.share * setting.prompts)
+    shapes_asked = [(model, *map(int, sizes)) for model, *sizes in options.shape]
+    for name, setting in [*settings.items(), *(of_shape(*shape) for shape in shapes_asked)]:
+        share = options.share if setting.steps and not options.toy else 1
+        prompts = round(share * setting.prompts)
         # At least one prompt in a mini-batch, and as many in each.
         prompts = max(setting.mini_batches, prompts // setting.mini_batches * setting.mini_batches)
         for engine in options.engines:
@@ -305,7 +327,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="in all")
     parser.add_argument("--each", type=float, default=240.0, help="of a child at most")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON")
-    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--settings", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    sizes = ("MODEL", "PROMPTS", "GROUP", "TOKENS")
+    parser.add_argument("--shape", nargs=4, action="append", default=[], metavar=sizes, help="another batch")
     parser.add_argument("--engines", nargs="+", choices=["equipoise", "trl"], default=["equipoise", "trl"])
     parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="in our recipe")
     parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU")

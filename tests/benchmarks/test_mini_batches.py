@@ -6,7 +6,10 @@ import mini_batches
 import pytest
 import torch
 
-TOY = {"model": "toy", "prompts": 4, "group": 4, "longest": 24, "counts": [1, 4], "rounds": 2, "seconds": 300.0}
+TOY = {
+    "model": "toy", "prompts": 4, "group": 4, "longest": 24, "decoded": 0.5, "counts": [1, 4], "rounds": 2,
+    "seconds": 300.0,
+}  # fmt: skip
 
 
 def record(updates, train):

@@ -29,14 +29,30 @@ def test_hours_are_those_of_whole_batches_and_all_steps(capsys):
     assert "40.0 GPU-hours" in capsys.readouterr().out
 
 
+def asked(**given):
+    options = {"toy": False, "settings": list(papers_step.SETTINGS), "shape": [], "engines": ["equipoise"], "set": []}
+    return Namespace(**options | given)
+
+
 @pytest.mark.parametrize("share", [1.0, 0.125, 0.01])
 def test_a_share_keeps_the_number_of_mini_batches(share):
-    options = Namespace(toy=False, settings=list(papers_step.SETTINGS), share=share, engines=["equipoise"], set=[])
+    options = asked(share=share)
     for _, _, setting, job in papers_step.jobs_of(options):
         assert job["prompts"] % setting.mini_batches == 0
         assert job["prompts"] >= setting.mini_batches
         if share > 0.1:
             assert job["prompts"] == share * setting.prompts
+
+
+def test_another_batch_is_whole_and_has_no_hours(capsys):
+    options = asked(settings=[], shape=[("Qwen3-0.6B", "32", "16", "512"), ("Qwen3-8B", "3", "5", "16384")], share=0.1)
+    (name, _, short, job), (_, _, long, _) = papers_step.jobs_of(options)
+    assert (name, job["prompts"]) == ("Qwen3-0.6B, 32 × 16 × 512", 32)
+    assert (short.micro, short.checkpointing) == (64, False)
+    assert (long.micro, long.checkpointing) == (1, True)
+    row = {"seconds": 2.0, "parts": {}, "mean_length": 200.0, "peak_gib": None}
+    assert "run_gpu_hours" not in papers_step.report_row(name, "trl", row, short, 1)
+    assert "hours" not in capsys.readouterr().out
 
 
 def test_the_first_step_is_short_and_the_second_reaches_the_limit():
