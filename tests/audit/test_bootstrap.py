@@ -125,3 +125,19 @@ def test_none_of_a_few_is_not_never():
     assert found.high == pytest.approx(1 - 0.025**0.1)  # scipy: binomtest(0, 10).proportion_ci().high
     assert intervals({"s": np.float64(1)}, {"s": np.ones(100)}, {"s": 10}, shares=("s",))["s"].low < 0.7
     assert intervals({"s": np.float64("nan")}, {"s": np.ones(100)}, {"s": 10})["s"] == bootstrap.NOTHING
+
+
+@pytest.mark.parametrize("visits", [1, 3])
+def test_no_degenerate_group_is_no_certainty_where_prompts_come_again(visits):
+    G, P = 4, 10
+    columns = {
+        "step": np.arange(visits).repeat(P * G),
+        "prompt_id": np.tile(np.arange(P).repeat(G), visits),
+        "group": np.arange(visits * P).repeat(G),
+        "reward": np.tile([1.0, 0.0], visits * P * G // 2),
+        "length": np.tile([5, 9, 7, 6], visits * P),
+        "truncated": np.zeros(visits * P * G, dtype=bool),
+    }
+    found = measure(columns, "dapo").overall.log
+    for share in (found["degenerate"], found["truncated"]):
+        assert (share.value, share.low, share.high) == (0, 0, pytest.approx(1 - 0.025**0.1))

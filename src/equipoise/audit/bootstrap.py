@@ -54,8 +54,9 @@ def intervals(
 
     `prompts`: how many have something to say of each; there is no interval with less than two.
     Resamples without the quantity do not count, nor is there an interval with more than half of
-    them gone. `shares`: those that are shares of prompts, of which all or none in n prompts is no
-    certainty: their interval is then the exact binomial one, which reaches to 1 − .025^(1/n).
+    them gone. `shares`: those that are shares of groups or responses, of which all or none in n
+    prompts is no certainty: their interval is then the exact binomial one of n prompts, which
+    reaches to 1 − .025^(1/n). What comes of a prompt more than once may always be alike.
     """
     return {
         name: _estimate(float(value), replicates[name], prompts[name], name in shares)

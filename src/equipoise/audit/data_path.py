@@ -286,8 +286,6 @@ def _intervals(
     resamples = resampled(by_prompt, RESAMPLES, seed)
     point = values(dict(zip(columns, by_prompt.sum(0), strict=True)))
     replicates = values(dict(zip(columns, resamples.T, strict=True)))
-    # where no prompt comes twice, shares of groups are shares of prompts
-    once = len(by_prompt) == int(log.group.max()) + 1
     has = dict(zip(columns, (by_prompt > 0).sum(0).tolist(), strict=True))
     prompts = {name: has[SHARES[name]] if name in SHARES else len(by_prompt) for name in point}
-    return intervals(point, replicates, prompts, tuple(SHARES) if once else ())
+    return intervals(point, replicates, prompts, tuple(SHARES))

@@ -41,6 +41,7 @@ from equipoise.objective import Credit, Objective
 RESAMPLES = 2000
 STEP_RESAMPLES = 200  # of each step
 OF_LOG = slice(len(LOG_SUMS))  # the first columns of all sums
+SHARES = ("degenerate", "truncated")  # of groups and of responses
 # Measures that take all tokens of a response to weigh the same.
 PER_RESPONSE = ("exchangeability", "net_push", "learning_tax")
 RULES: dict[str, Any] = {
@@ -283,12 +284,6 @@ class _Setting:
         return int(self.log.prompt.max()) + 1
 
     @cached_property
-    def shares(self) -> tuple[str, ...]:
-        """Measures that are shares of prompts: where no prompt comes twice, groups are prompts."""
-        groups = int(self.log.group.max()) + 1
-        return ("degenerate", "truncated") if self.prompts == groups else ()
-
-    @cached_property
     def first_kind(self) -> int:
         return len(LOG_SUMS) + len(self.objectives) * len(OBJECTIVE_SUMS)
 
@@ -315,7 +310,7 @@ def _measures(
         log_values(total[OF_LOG]),
         log_values(resamples[:, OF_LOG]),
         log_support(sums[:, OF_LOG]),
-        setting.shares,
+        SHARES,
     )
     if setting.log.truncated is None:
         of_log["truncated"] = NOTHING
