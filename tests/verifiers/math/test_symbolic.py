@@ -1,5 +1,7 @@
 """Expressions that SymPy would not finish, or that have no value, are refused by name before it is asked."""
 
+import time
+
 import pytest
 import sympy
 
@@ -38,3 +40,79 @@ def test_a_root_is_the_real_one():
 )
 def test_a_chain_is_read_from_either_end(answer, same):
     assert slow("a<b\\le c<d", answer, "strict") is same
+
+
+# Each pair differs somewhere on the real line: in (−1, 1), between two roots, or everywhere but where a cosine is 1.
+DIFFERENT = [
+    ("x^2-1", "|x^2-1|"),
+    ("x^2-1", r"\sqrt{(x^2-1)^2}"),
+    ("|1-x^2|", "x^2-1"),
+    (r"\sqrt{x^4-2x^2+1}", "x^2-1"),
+    ("n(n+1)", "|n(n+1)|"),
+    ("x^2-x", "|x^2-x|"),
+    ("(x+3)(x+4)", "|(x+3)(x+4)|"),
+    ("y=x^2-x", "y=|x^2-x|"),
+    ("x^2-1>0", "|x^2-1|>0"),
+    (r"\frac{1}{x^2-1}", r"\frac{1}{|x^2-1|}"),
+    ("x^2+y^2-1", "|x^2+y^2-1|"),
+    ("x^2", "x^2+e^{-x^{100}}"),
+    (r"\sqrt{1-x^2}", r"i\sqrt{x^2-1}"),
+    ("x", r"x\cos(2002\pi x)"),
+    ("x^2", r"x^2+\tan(1001\pi x)"),
+    ("x", r"x^{\cos(2002\pi x)}"),
+    ("x", r"\sqrt{x^2}"),
+    ("x", r"x+\lfloor\frac{|x|}{100}\rfloor"),
+    ("e^x", r"e^x+\lfloor\frac{|x|}{100}\rfloor"),
+    ("2^n-1", "2^n"),
+    ("4^n-2^n+1", "4^n-2^n"),
+    (r"\ln x", r"\ln|x|"),
+    (r"\ln x^2", r"2\ln x"),
+    (r"\arcsin x", r"\arccos x"),
+    ("ix", "-ix"),
+    ("xy", "|xy|"),
+]
+# Real at the same places, but perhaps for single ones, and equal there.
+SAME = [
+    ("(e^x+1)^2", "e^{2x}+2e^x+1"),
+    ("e^{2x}-1", "(e^x-1)(e^x+1)"),
+    (r"\frac{e^x+e^{-x}}{2}", r"\cosh x"),
+    ("(e^x-e^{-x})^2", "e^{2x}-2+e^{-2x}"),
+    (r"e^x\sin x+e^x\cos x", r"e^x(\sin x+\cos x)"),
+    (r"2^x\ln 2+2^x", r"2^x(1+\ln 2)"),
+    ("4^n-2^n", "2^n(2^n-1)"),
+    ("(2^n-1)^2", "4^n-2^{n+1}+1"),
+    ("a^{m+n}", "a^m a^n"),
+    (r"x^x(1+\ln x)", r"x^x\ln x+x^x"),
+    (r"\frac{1-r^n}{1-r}", r"\frac{r^n-1}{r-1}"),
+    ("x^n(x-1)", "x^{n+1}-x^n"),
+    ("nx^{n-1}(1-x)", "nx^{n-1}-nx^n"),
+    ("x^x", r"e^{x\ln x}"),
+    (r"-\ln(1-x)", r"\ln\frac{1}{1-x}"),
+    (r"\ln\frac{1+x}{1-x}", r"\ln(1+x)-\ln(1-x)"),
+    (r"\ln\frac{x}{1-x}", r"\ln x-\ln(1-x)"),
+    (r"\sqrt{x^3}", r"x\sqrt{x}"),
+    (r"3\ln x", r"\ln x^3"),
+    (r"\ln(\sec x)", r"-\ln(\cos x)"),
+    (r"\frac{\sqrt{1-x}}{\sqrt{1+x}}", r"\sqrt{\frac{1-x}{1+x}}"),
+    (r"\arcsin x", r"\arctan\frac{x}{\sqrt{1-x^2}}"),
+    (r"\sqrt{4x-80}", r"2\sqrt{x-20}"),
+    (r"y=-\ln(1-x)", r"y=\ln\frac{1}{1-x}"),
+    (r"\sin 2x", r"2\sin x\cos x"),
+    ("i(x+1)^2", "ix^2+2ix+i"),
+    ("|x|", r"\sqrt{x^2}"),
+    ("(x+1)^{50}-1", "(x+1)^{50}-x^0"),
+    (r"\lfloor x\rfloor+1", r"\lfloor x+1\rfloor"),
+    (r"\frac{(n+1)!}{n!}", "n+1"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), [*DIFFERENT, *((b, a) for a, b in DIFFERENT)])
+def test_what_differs_for_some_real_value_is_wrong(gold, answer):
+    assert slow(gold, answer, "strict") is False
+
+
+@pytest.mark.parametrize(("gold", "answer"), [*SAME, *((b, a) for a, b in SAME)])
+def test_what_is_equal_wherever_it_is_real_is_right(gold, answer):
+    start = time.process_time()
+    assert slow(gold, answer, "strict") is True
+    assert time.process_time() - start < 1.5  # a worker is killed after two seconds

@@ -1,20 +1,23 @@
 r"""Expressions that exact arithmetic does not read, by SymPy. For a worker that can be killed.
 
 The grammar is the one of exact arithmetic; only sums, products, integrals, limits and matrices are
-read by the LaTeX grammar that math-verify uses. Two expressions are equal if they agree at eight
-points of both signs to fifty digits, constants if they agree to 1,000 digits: no simplifier, no
-rounding, no float. What could not be written out is refused before it is computed (`Senseless`):
-towers of powers, factorials of large numbers, sums of more than 1,000 terms.
+read by the LaTeX grammar that math-verify uses. Two expressions are equal if they agree to fifty
+digits at points of both signs, near 0 and far from it, constants if they agree to 1,000 digits: no
+simplifier, no rounding, no float. Where neither is real they need not agree. The points follow from
+the two expressions, so that nobody can write one that agrees at the points alone. What could not be
+written out is refused before it is computed (`Senseless`): towers of powers, factorials of large
+numbers, sums of more than 1,000 terms.
 
 Not covered: identities that hold for whole numbers only (cos πn = (−1)ⁿ), or only under assumptions
-(√x² = x). A log without a base has a base that nobody knows: log 8 is 3 log 2, and neither is a
-number.
+(√x² = x, ln xy = ln x + ln y). A log without a base has a base that nobody knows: log 8 is
+3 log 2, and neither is a number.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 
@@ -34,9 +37,26 @@ from equipoise.verifiers.math.notation import Senseless, Unreadable, tight
 
 MOST_TERMS = 1_000
 LARGEST_EXPONENT = 10_000
-DIGITS, CONSTANT_DIGITS = 50, 1_000
-POINTS = 8
-FAR = ((1, 10**3), (-1, 10**5))
+DIGITS, CONSTANT_DIGITS, SPARE_DIGITS = 50, 1_000, 1_000
+Point = dict[sympy.Symbol, sympy.Rational]
+LEAST_POINTS = 4  # at which two expressions must have agreed
+SMALL, MEDIUM, LARGE = (0, 1), (1, 3), (3, 10)
+# Of the letters at a point: a sign and a size, or None where each has its own.
+NEAR = (
+    (1, SMALL), (1, MEDIUM), (1, LARGE), (1, None), (1, None), (-1, SMALL), (-1, MEDIUM), (-1, LARGE),
+    (None, SMALL), (None, None), (None, None), (None, None),
+)  # fmt: skip
+# ⌊x/100⌋ is something else than 0 there
+FAR = (10**3, -(10**5))
+FAR_IN_EXPONENT = (10**2,)
+DENOMINATORS = tuple(sympy.primerange(101, 200))
+EACH = 40  # points, one in every half of a unit from −10 to 10, where a definition has cases
+CASES = (
+    sympy.Abs, sympy.floor, sympy.ceiling, sympy.log, sympy.asin, sympy.acos, sympy.sign, sympy.Max, sympy.Min,
+)  # fmt: skip
+FAST_GROWING = (
+    sympy.exp, sympy.sinh, sympy.cosh, sympy.factorial, sympy.binomial, sympy.gamma,
+)  # fmt: skip
 
 UNEVALUATED = (
     sympy.Sum,
@@ -256,49 +276,90 @@ def expressions_equal(a: sympy.Basic, b: sympy.Basic) -> bool:
         difference = difference.doit()
         if difference.has(*UNEVALUATED):
             return bool(sympy.expand(difference) == 0)
-    symbols = sorted(difference.free_symbols, key=str)
-    if not symbols:
-        return _is_zero(difference, CONSTANT_DIGITS)
-    tested = 0
-    for point in _points(symbols):
-        at = difference.subs(point)
-        if at.has(sympy.nan, sympy.zoo, sympy.oo):
+        a, b = difference, sympy.Integer(0)
+    if not difference.free_symbols:
+        return _is_zero(difference, CONSTANT_DIGITS) is True
+    agreed = 0
+    for point, is_far in _points(a, b):
+        x, y = a.subs(point), b.subs(point)
+        if (x - y).has(sympy.nan, sympy.zoo, sympy.oo):
             continue
-        if not _is_zero(at, DIGITS):
+        zero = _is_zero(x - y, DIGITS)
+        if zero:
+            agreed += 1
+        elif not (zero is None and is_far) and not _is_outside(x, y, a, b):
             return False
-        tested += 1
-    return tested >= POINTS // 2
+    return agreed >= LEAST_POINTS
 
 
-def _points(symbols: list[sympy.Symbol]) -> list[dict[sympy.Symbol, sympy.Rational]]:
-    """The same points every time: fractions, so that no power is a whole number; the first half
-    positive. The last two are far out, where ⌊x/100⌋ is something else than 0.
+def _is_outside(x: sympy.Expr, y: sympy.Expr, a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Whether x and y, the values of a and b at a point, are both not real
+    though neither was written with an i.
     """
-    draw = random.Random(1)
-    fractions = [sympy.Rational(p, q) for q in (7, 11, 13) for p in range(2, 60) if p % q]
-    near = [
-        {
-            s: draw.choice(fractions) * (draw.choice((1, -1)) if k >= POINTS // 2 else 1)
-            for s in symbols
-        }
-        for k in range(POINTS)
-    ]
-    far = [{s: sign * size * draw.choice(fractions) for s in symbols} for sign, size in FAR]
-    return near + far
+    return not (a - b).has(sympy.I) and not _is_real(x) and not _is_real(y)
 
 
-def _is_zero(x: sympy.Expr, digits: int) -> bool:
-    """Whether a constant is zero to so many digits."""
+def _is_real(x: sympy.Expr) -> bool:
+    real, imaginary = x.evalf(15, maxn=60).as_real_imag()
+    return bool(abs(imaginary) <= abs(real) * sympy.Float("1e-12"))
+
+
+def _points(a: sympy.Expr, b: sympy.Expr) -> Iterator[tuple[Point, bool]]:
+    """Points to compare a and b at, and whether they are far from 0: fractions, so that no power is
+    a whole number.
+    """
+    both = sympy.Tuple(a, b)
+    letters = sorted(both.free_symbols, key=str)
+    draw = random.Random(str(both))
+    for sign, size in NEAR:
+        yield {s: _near(sign, size, draw) for s in letters}, False
+    roots = [p for p in both.atoms(sympy.Pow) if p.exp.is_number and not p.exp.is_integer]
+    if roots or both.has(*CASES):
+        orders = [draw.sample(range(EACH), EACH) for _ in letters]
+        for places in zip(*orders, strict=True):
+            where = (_between(k, k + 1, draw) / 2 - EACH // 4 for k in places)
+            yield dict(zip(letters, where, strict=True)), False
+    for factor in FAR_IN_EXPONENT if _grows_fast(both) else FAR:
+        yield {s: factor * _between(*MEDIUM, draw) for s in letters}, True
+
+
+def _between(low: int, high: int, draw: random.Random) -> sympy.Rational:
+    q = draw.choice(DENOMINATORS)
+    return draw.randrange(low, high) + sympy.Rational(draw.randrange(1, q), q)
+
+
+def _near(sign: int | None, size: tuple[int, int] | None, draw: random.Random) -> sympy.Rational:
+    low, high = size or draw.choice((SMALL, MEDIUM, LARGE))
+    return (sign or draw.choice((1, -1))) * _between(low, high, draw)
+
+
+def _grows_fast(x: sympy.Basic) -> bool:
+    return x.has(*FAST_GROWING) or any(p.exp.free_symbols for p in x.atoms(sympy.Pow))
+
+
+def _is_zero(x: sympy.Expr, digits: int) -> bool | None:
+    """Whether a constant is zero to so many digits; None where twice as many and SPARE_DIGITS do not tell.
+
+    What is not zero stays the same when it is computed to more digits, and a rounding error does not.
+    """
     if x.is_Rational:
         return bool(x == 0)
-    rough = x.evalf(15, maxn=60)
-    if (
-        not rough.is_number
-        or rough.has(sympy.nan, sympy.zoo, sympy.oo)
-        or abs(rough) > sympy.Float("1e-12")
-    ):
-        return False
-    return bool(abs(x.evalf(15, maxn=digits + 50)) < sympy.Float(10) ** -digits)
+    smallest, before = sympy.Float(10) ** -digits, None
+    for most in (60, digits + 50, 2 * digits + SPARE_DIGITS):
+        value = x.evalf(15, maxn=most)
+        if not value.is_number or value.has(sympy.nan, sympy.zoo, sympy.oo):
+            return False
+        if most > digits and abs(value) < smallest:
+            return True
+        if before is not None and _is_exact(value) and abs(value - before) <= 1e-3 * abs(value):
+            return False
+        before = value
+    return None
+
+
+def _is_exact(x: sympy.Expr) -> bool:
+    """SymPy gives a precision of one bit to a part that may be rounding alone."""
+    return any(getattr(part, "_prec", 2) > 1 for part in x.as_real_imag() if part != 0)
 
 
 def _matrices_equal(a: sympy.Basic, b: sympy.Basic) -> bool:
@@ -321,13 +382,15 @@ def _ratio(a: str, b: str) -> int | None:
     if x == y or x == -y:
         return 1 if x == y else -1
     ratio = None
-    for point in _points(sorted(x.free_symbols | y.free_symbols, key=str)):
+    for point, is_far in _points(x, y):
         over, under = x.subs(point), y.subs(point)
         if _is_zero(over, DIGITS) or _is_zero(under, DIGITS):
             return 0
+        if _is_outside(over, under, x, y):
+            continue
         if ratio is None:
             ratio = over / under
-        elif not _is_zero(over / under - ratio, DIGITS):
+        elif not (zero := _is_zero(over / under - ratio, DIGITS)) and not (zero is None and is_far):
             return 0
     return 0 if ratio is None or not ratio.is_real else (1 if ratio > 0 else -1)
 
