@@ -89,7 +89,7 @@ SAME = [
     ("x^x", r"e^{x\ln x}"),
     (r"-\ln(1-x)", r"\ln\frac{1}{1-x}"),
     (r"\ln\frac{1+x}{1-x}", r"\ln(1+x)-\ln(1-x)"),
-    (r"\ln\frac{x}{1-x}", r"\ln x-\ln(1-x)"),
+    *((rf"\ln\frac{{x}}{{1-x}}+{k}", rf"{k}+\ln x-\ln(1-x)") for k in range(2, 12)),
     (r"\sqrt{x^3}", r"x\sqrt{x}"),
     (r"3\ln x", r"\ln x^3"),
     (r"\ln(\sec x)", r"-\ln(\cos x)"),

@@ -39,12 +39,12 @@ MOST_TERMS = 1_000
 LARGEST_EXPONENT = 10_000
 DIGITS, CONSTANT_DIGITS, SPARE_DIGITS = 50, 1_000, 1_000
 Point = dict[sympy.Symbol, sympy.Rational]
-LEAST_POINTS = 4  # at which two expressions must have agreed
+LEAST_POINTS = 3  # at which two expressions must have agreed
 SMALL, MEDIUM, LARGE = (0, 1), (1, 3), (3, 10)
 # Of the letters at a point: a sign and a size, or None where each has its own.
 NEAR = (
-    (1, SMALL), (1, MEDIUM), (1, LARGE), (1, None), (1, None), (-1, SMALL), (-1, MEDIUM), (-1, LARGE),
-    (None, SMALL), (None, None), (None, None), (None, None),
+    (1, SMALL), (1, SMALL), (1, SMALL), (1, MEDIUM), (1, LARGE), (1, None), (1, None),
+    (-1, SMALL), (-1, SMALL), (-1, MEDIUM), (-1, LARGE), (None, None), (None, None), (None, None),
 )  # fmt: skip
 # ⌊x/100⌋ is something else than 0 there
 FAR = (10**3, -(10**5))
