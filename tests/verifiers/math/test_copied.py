@@ -41,6 +41,47 @@ def test_copies_are_wrong_and_answers_are_not(prompt, gold, right, copies):
     assert lenient == ["correct"] * len(copies)
 
 
+FACTOR = "Factor $x^2-5x+6$."
+EXPAND = "Expand $(x+3)(x-2)$."
+QUOTIENT = r"Simplify $\frac{6x^2+3x}{3x}$."
+DISGUISED = [
+    (FACTOR, "(x-2)(x-3)", ["(x-2)(x-3)", "(3-x)(2-x)", "(x-3)(x-2)", "-(2-x)(x-3)", r"\frac{(2x-4)(x-3)}{2}"],
+     ["-(-x^2+5x-6)", "x^2-(5x-6)", r"\frac{-x^2+5x-6}{-1}", r"\frac{2x^2-10x+12}{2}", r"\frac{1}{2}(2x^2-10x+12)",
+      "x^2-5x+5+1", "x^2-5x+7-1", "(-x)^2-5x+6", "|x|^2-5x+6", "|-x|^2-5x+6", "|x^2|-5x+6", r"x^2-5x+\sqrt{36}",
+      r"x^2-5x+\sqrt[3]{216}", "x^2-5x+3!", "x^2-5x+2\\cdot 3", r"x^2-5x+\frac{12}{2}", "x^{1+1}-5x+6", "x^2-(2+3)x+6",
+      "x^2-5(x-1)+1", "2(x^2-5x+6)-x^2+5x-6", "x^2-2x-3x+6", r"x\cdot x-5x+6", "6-x(5)+x^2", "|-x^2+5x-6|",
+      r"\sqrt{(5x-x^2-6)^2}", r"x^2-5x+\binom{4}{2}", "y=-(-x^2+5x-6)", "x^2-5x+6e^0", r"\frac{1}{-1/(5x-x^2-6)}"]),
+    (EXPAND, "x^2+x-6", ["x^2+x-6", "-6+x+x^2", "-(6-x-x^2)", "x^2+3x-2x-6", "x(x+1)-6"],
+     ["(-x-3)(2-x)", "-(x+3)(2-x)", r"\frac{(2x+6)(x-2)}{2}", "(x+2+1)(x-2)", "(3+x)(x-4+2)"]),
+    ("Multiply $x+3$ by $x-2$.", "x^2+x-6", ["x^2+x-6"], ["(x+3)(x-2)", "(-x-3)(2-x)", "-(x+3)(2-x)"]),
+    (QUOTIENT, "2x+1", ["2x+1", "1+2x", "-(-2x-1)"],
+     [r"\frac{6x^2+3x}{3x}", r"\frac{-6x^2-3x}{-3x}", r"\frac{2x^2+x}{x}", r"\frac{12x^2+6x}{6x}"]),
+    ("Simplify $19x + 1 - 4x - 81$.", "15x-80", ["15x-80", "5(3x-16)", "-(80-15x)"],
+     ["-(4x-19x-1+81)", "19x-4x-80", r"\frac{38x+2-8x-162}{2}"]),
+    ("Factor $6x+12$.", "6(x+2)", ["6(x+2)", "-6(-x-2)"], ["6x+12", "-(-6x-12)", "6x+10+2"]),
+    ("Expand $-(x-1)^2$.", "-x^2+2x-1", ["2x-x^2-1"], ["-(1-x)^2"]),
+    (r"Since $3-2=1$ and $x+5-5=x$, what is $(x^2+x)/x$?", r"\frac{2x+2}{2}", ["x+1", "1+x"], []),
+    # the reference is the formula of the prompt itself, up to such a disguise
+    ("Write $2x+3$ differently.", "-(-2x-3)", ["-(-2x-3)", r"\frac{4x+6}{2}"], []),
+    ("Expand $2(x+1)$.", "2x+2", ["2x+2", "2+2x"], ["2(x+1)", "2(1+x)", "-2(-x-1)"]),
+    ("Simplify $3x-(x-7)$.", "2x+7", ["2x+7", "7+2x"], ["3x-(x-7)"]),
+    ("For $x<3$, simplify $|x-3|$.", "3-x", ["3-x", "-x+3"], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prompt", "gold", "answer", "kind"),
+    [
+        (prompt, gold, answer, kind)
+        for prompt, gold, right, copies in DISGUISED
+        for answers, kind in ((right, "correct"), (copies, "wrong"))
+        for answer in answers
+    ],
+)
+def test_a_disguised_formula_of_the_prompt_is_a_copy(prompt, gold, answer, kind):
+    assert grade_math(rf"\boxed{{{answer}}}", gold, prompt=prompt).kind == kind
+
+
 def test_padding_hides_no_copy():
     response = r"\boxed{x^2-1" + " " * 3000 + "}"
     assert grade_math(response, "(x-1)(x+1)", prompt="Factor $x^2-1$.").kind == "wrong"

@@ -10,8 +10,12 @@ that the gold answer does not hold, as (x^2-1)^1 and |x^2-1|. What takes itself 
 looked at. A single number or letter is a part, and no copy; integers, decimals and fractions of
 integers never are.
 
-Not covered: an expression of the prompt that was rewritten before it was handed back (x·x - 1 for
-x^2 - 1).
+The same is asked again of normal forms (`normal_form`), which leave out ever more. In each of them
+an answer is copied only if the gold answer has another normal form: then the work asked for is not
+what the normal form leaves out.
+
+Not covered: disguises by letters ((x^3 - x)/x or √(x^4) - 1 for x^2 - 1), functions of numbers
+(log_2 8 for 3) and their identities (sin² + cos²), roots of numbers that have none (√12 for 2√3).
 """
 
 from __future__ import annotations
@@ -22,6 +26,14 @@ from functools import lru_cache
 
 from equipoise.verifiers.math.arrangement import MINUS, Tree, arranged, cancelled, subtrees
 from equipoise.verifiers.math.form import is_rational
+from equipoise.verifiers.math.normal_form import (
+    LEVELS,
+    NUMBERS,
+    SIGNS,
+    Scaled,
+    normal_or_none,
+    whole,
+)
 from equipoise.verifiers.math.notation import Unreadable, respell, spell
 from equipoise.verifiers.math.relations import is_name, leaves
 from equipoise.verifiers.math.structure import parse
@@ -64,27 +76,91 @@ def copied(answer: str, prompt: str, gold: str) -> bool:
         ]
     except (Unreadable, RecursionError):
         return False
-    source = _source(prompt[-LONGEST_PROMPT:])
-    return bool(texts) and all(_is_taken(text, source, _parts(gold)) for text in texts)
+    prompt = prompt[-LONGEST_PROMPT:]
+    source, parts = _source(prompt), _parts(gold)
+    return bool(texts) and all(
+        _is_taken(text, source, parts) or _is_disguised(text, prompt, gold) for text in texts
+    )
+
+
+@lru_cache(maxsize=2048)
+def _trees(gold: str) -> tuple[Tree, ...]:
+    try:
+        trees = [arranged(text) for text in leaves(parse(spell(gold)))]
+    except (Unreadable, RecursionError):
+        return ()
+    return tuple(tree for tree in trees if tree is not None)
 
 
 @lru_cache(maxsize=2048)
 def _parts(gold: str) -> frozenset[Tree]:
-    try:
-        trees = [arranged(text) for text in leaves(parse(spell(gold)))]
-    except (Unreadable, RecursionError):
-        return frozenset()
-    return frozenset(part for tree in trees if tree is not None for part in subtrees(tree))
+    return frozenset(part for tree in _trees(gold) for part in subtrees(tree))
 
 
 def _is_taken(text: str, source: _Source, gold: frozenset[Tree]) -> bool:
-    for tree in {tree for tree in (arranged(text), cancelled(text)) if tree is not None}:
+    for tree in _readings(text):
         if tree in source.operations or _rank(tree, source) == WORK:
             return True
         if any(part in source.wholes and part not in gold for part in subtrees(tree)):
             return True
     symbols = SYMBOL.findall(text)
     return len(symbols) > 2 and _joined(symbols) in source.symbols
+
+
+def _readings(text: str) -> set[Tree]:
+    """The arrangement of a text, and the one without what takes itself away."""
+    return {tree for tree in (arranged(text), cancelled(text)) if tree is not None}
+
+
+def _is_disguised(text: str, prompt: str, gold: str) -> bool:
+    """Whether it is taken from the prompt in a normal form that the gold answer does not have."""
+    for level in LEVELS:
+        golds = {normal_or_none(tree, level) for tree in _trees(gold)}
+        for tree in _readings(text):
+            found = normal_or_none(tree, level)
+            if found is None or found in golds:
+                continue
+            if _is_taken_in_normal_form(found, _normal_source(prompt, level), level, gold):
+                return True
+    return False
+
+
+def _is_taken_in_normal_form(found: Scaled, source: _Source, level: int, gold: str) -> bool:
+    if whole(found) in source.operations:
+        return True
+    core = found[1]
+    if level == SIGNS and core not in source.operations and _rank(core, source) == WORK:
+        return True
+    return level <= NUMBERS and any(
+        part in source.wholes and part not in _normal_parts(gold, level) for part in subtrees(core)
+    )
+
+
+@lru_cache(maxsize=2048)
+def _normal_parts(gold: str, level: int) -> frozenset[Tree]:
+    forms = [normal_or_none(tree, level) for tree in _trees(gold)]
+    return frozenset(part for form in forms if form is not None for part in subtrees(form[1]))
+
+
+@lru_cache(maxsize=4096)
+def _normal_source(prompt: str, level: int) -> _Source:
+    """The same of a prompt in normal form; signs are left out where a part is looked for."""
+    source = _source(prompt)
+    wholes, operations, atoms = (
+        [form for tree in trees if (form := normal_or_none(tree, level)) is not None]
+        for trees in (source.wholes, source.operations, source.atoms)
+    )
+    cores = {core for _, core in operations if level == SIGNS and not _is_atom(core)}
+    return _Source(
+        frozenset(core for c, core in wholes if abs(c) == 1 and _has_sum(core)),
+        frozenset(map(whole, operations)) | cores,
+        frozenset(core for _, core in atoms),
+        source.symbols,
+    )
+
+
+def _has_sum(tree: Tree) -> bool:
+    return any(part[0] == "+" for part in subtrees(tree))
 
 
 # not from the prompt; from it, and nothing is left to do; from it, with work left to do
@@ -149,7 +225,7 @@ def _source(prompt: str) -> _Source:
         parts = list(subtrees(tree))
         for part in parts:
             (atoms if _is_atom(part) else operations).add(part)
-        if any(part[0] == "+" for part in parts):
+        if _has_sum(tree):
             wholes.add(tree)
     return _Source(
         frozenset(wholes), frozenset(operations), frozenset(atoms), _joined(SYMBOL.findall(text))
