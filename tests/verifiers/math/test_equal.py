@@ -330,3 +330,25 @@ def test_the_other_benchmarks_parse():
     bad = [gold for gold in golds if equal.gold_problem(gold)]
     assert bad == ["$t(0,4]$"]  # a letter lost its "∈"
     assert [gold for gold in golds if gold not in bad and both(gold, gold) is not True] == []
+
+
+@pytest.mark.parametrize(("gold", "answer"), [
+    ("-5", "{-}5"), ("x=-5", "x={-}5"), (r"-\frac{1}{2}", r"{-}\frac{1}{2}"), ("3:4", "3{:}4"), ("12:30", "12{:}30"),
+    ("3+4i", "3+i4"), ("3-4.5i", "3 - i4.5"), ("-3+4i", "-3+i 4"), ("C", "C: 5"), ("C", r"C:\ 14"),
+    ("C", r"\text{Option C}"),
+    ("C", "Option C"), ("C", r"\text{(C)}"), ("C", "choice (C)."), ("C", r"\textbf{C: } 5"),
+    (r"\text{(C)}", "Option C"),
+    ("14", "C: 14"), ("Option C", "C"),
+])  # fmt: skip
+def test_other_spellings_of_the_same(gold, answer):
+    assert both(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), [
+    ("5", "{-}5"), ("5", "{-}{-}5"), ("5", "-{-}5"), ("-5", r"\frac{-}{5}"), ("8", "3{-}-5"), ("-1/5", r"\frac1{-}5"),
+    ("x^{-5}", "x^{-}5"), ("3:4", "4{:}3"), ("3+4i", "3+i4^2"), ("3+4i", "3+4+i4"), ("3+16i", "3+i4"), ("3+4x", "3+x4"),
+    ("C", "D: 5"), ("C", "C: 5, D: 6"), ("C", "C: 5 D) 6"), ("C", r"\text{Option C or D}"), ("C", "Option C, D"),
+    ("C", "not C: 5"), ("C", r"\text{Option D}"), ("C", "Options C"), ("5", "5: C"), ("5", "C:5"), ("6", "C: 5"),
+])  # fmt: skip
+def test_what_is_like_these_spellings_and_is_not_the_same(gold, answer):
+    assert not both(gold, answer)

@@ -220,3 +220,28 @@ def test_letters_that_nothing_marks_as_a_unit_cannot_be_left_out(gold, answer):
 ])  # fmt: skip
 def test_a_unit_without_a_mark_is_read(gold, answer):
     assert not refused(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), [
+    (r"10\text{ cm}^2", r"10\text{ cm²}"), (r"10\text{ cm}^2", r"10\text{ cm^2}"), (r"10\text{ cm}^2", "10 cm²"),
+    (r"10\text{ cm}^2", r"10\,\mathrm{cm^{2}}"), (r"5\text{ m/s}^2", r"5\text{ m/s²}"), ("10", r"10\text{ cm²}"),
+    (r"155\text{ km/h}", r"155\,\frac{\text{km}}{\text{h}}"),
+    (r"155\text{ km/h}", r"155\dfrac{\mathrm{km}}{\mathrm{h}}"),
+    (r"5\text{ m/s}^2", r"5\ \frac{\text{m}}{\text{s}^2}"), (r"5\text{ g/cm}^3", r"5\frac{\text{ g }}{\text{cm}^{3}}"),
+    ("5", r"5\frac{\text{apples}}{\text{box}}"),
+])  # fmt: skip
+def test_powers_within_the_text_and_units_in_a_fraction(gold, answer):
+    assert not refused(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), [
+    (r"10\text{ cm}^2", r"10\text{ cm³}"), (r"10\text{ cm}^2", r"10\text{ m²}"), ("10", r"10\text{ apples²}"),
+    ("10", r"10\text{ }^2"), ("100", r"10\text{²}"), ("10", r"10\text{²}"), ("10", r"10\text{x²}"),
+    (r"155\text{ km/h}", r"155\frac{\text{h}}{\text{km}}"), (r"155\text{ km/h}", r"155\frac{\text{km}}{\text{s}}"),
+    (r"155\text{ km}", r"155\frac{\text{km}}{\text{h}}"), ("5", r"5\frac{\text{cm}}{\text{cm}}"),
+    ("5", r"5\frac{\text{million}}{\text{h}}"), ("5", r"5\frac{\text{one}}{\text{half}}"),
+    ("5", r"5\frac{\text{km}}{2}"),
+    ("5", r"5\frac{\text{x}}{\text{y}}"),
+])  # fmt: skip
+def test_other_powers_and_fractions_are_other_answers(gold, answer):
+    assert refused(gold, answer)

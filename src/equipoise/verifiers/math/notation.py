@@ -87,8 +87,20 @@ GROUPED = re.compile(  # what \frac and \sqrt apply to, and no index
     r"(?:(?<=\\frac)|(?<=\\sqrt)|(?<=\}))\{\s*[1-9]\d{0,2}(?:,\d{3})+\s*\}"
 )
 MARKED_CHOICE = re.compile(
-    r"\A((?:\\text\s*\{\s*)?)([A-J])(?:\)|\.(?=\s*\}?\s*[-\d\\]))"
-)  # C) 14, C. 14
+    r"\A((?:\\text\s*\{\s*)?)([A-J])(?:\)|\.(?=\s*\}?\s*[-\d\\])"
+    r"|:(?=\s*\}?\s[\s}]*[-\d\\])(?!.*(?<![a-zA-Z])[A-J]\s*:))",
+    re.DOTALL,
+)  # C) 14, C. 14, C: 14, and not A:5 or A: 5, B: 6
+NAMED_CHOICE = re.compile(
+    r"\s*(?:\\text\s*\{\s*)?(?:[Oo]ption|[Cc]hoice)\s+(\()?([A-J])(?(1)\))\s*\.?\s*(\})?\s*\.?\s*"
+)
+# {-}5 and 3{:}4 as on the page; 3+i4; powers within \text{cm^2}; \frac{\text{km}}{\text{h}}.
+BRACED_MINUS = re.compile(r"(?:\A|(?<=[=(\[,<>]))(\s*)\{\s*-\s*\}(?=\s*(?:\.?\d|\\frac|\\sqrt))")
+BRACED_COLON = re.compile(r"(?<=\d)\s*\{\s*:\s*\}\s*(?=\d)")
+NUMBER_BEHIND_I = re.compile(r"(\s*-?\s*\d+(?:\.\d+)?\s*[-+])\s*i\s*(\d+(?:\.\d+)?)\s*\.?\s*")
+POWER_IN_TEXT = re.compile(r"\\text\{([^{}^]*[a-zA-Z])\s*\^\s*(?:\{([23])\}|([23]))\s*\}")
+UNIT = r"\\text\s*\{\s*([a-zA-Z][a-zA-Z ]*)\}\s*((?:\^\s*(?:\{-?\d\}|\d))?)\s*"
+UNIT_FRACTION = re.compile(rf"([\d)}}])\s*\\frac\s*\{{\s*{UNIT}\}}\s*\{{\s*{UNIT}\}}")
 CHOOSE = re.compile(r"\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}")
 BOLD = re.compile(r"\A\*\*([^*]+)\*\*\Z")  # markdown, around all of it
 THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s?\\!\s*)\s*(?=\d{3}(?!\d))")
@@ -138,11 +150,17 @@ def respell(text: str) -> str:
     if r"\choose" in text:
         text = CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = COMMAND.sub(_command, text)
-    text = MARKED_CHOICE.sub(r"\1(\2)", text)
+    text = _choice(text)
+    if "i" in text and (complex_number := NUMBER_BEHIND_I.fullmatch(text)):
+        text = rf"{complex_number[1]}{complex_number[2]}i"
+    if "{" in text and ("-" in text or ":" in text):
+        text = BRACED_COLON.sub(":", BRACED_MINUS.sub(r"\1-", text))
     if "{" in text and "," in text:
         text = GROUPED.sub(lambda match: match.group().replace(",", ""), text)
     if r"\text" in text:
         text = TEXT_BEFORE_BRACE.sub(r"\\text", text)
+        text = POWER_IN_TEXT.sub(lambda m: rf"\text{{{m[1]}}}^{m[2] or m[3]}", text)
+        text = UNIT_FRACTION.sub(r"\1\\text{ \2}\3\\text{/\4}\5", text)
         text = _without_text_around(text)
     if "=" in text:
         text = NOT_EQUAL.sub(r"\\ne ", text).replace(">=", r"\ge ").replace("<=", r"\le ")
@@ -163,6 +181,13 @@ def respell(text: str) -> str:
     if "percent" in text or "pct" in text:
         text = PERCENT.sub(r"\\%", text)
     return SPACES.sub(" ", text).strip()
+
+
+def _choice(text: str) -> str:
+    """With brackets around the letter of a choice that is marked in another way: C) 14, Option C."""
+    if named := NAMED_CHOICE.fullmatch(text):
+        return f"({named[2]})" if ("{" in text) == (named[3] is not None) else text
+    return MARKED_CHOICE.sub(r"\1(\2)", text)
 
 
 def _without_text_around(text: str) -> str:
