@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.verifiers import grade_math
 from equipoise.verifiers.math.extract import (
     BEFORE_DIGIT,
     DIGIT,
@@ -14,6 +15,7 @@ from equipoise.verifiers.math.extract import (
     LONGEST,
     NUMBER,
     WORDS,
+    Answer,
     _bare_formula,
     _choice,
     _marks,
@@ -198,3 +200,62 @@ def test_a_box_in_the_story_asks_for_none(prompt, asks):
 def test_a_function_behind_hashes_is_no_heading():
     assert answer("#### 82\n#### max(82, 50)", ("####",)).text == "max(82, 50)"
     assert answer("#### 82\n#### Check (again)", ("####",)).text == "82"
+
+
+BOX_OF_7_IS_PART = [
+    r"$x = -\boxed{7}$", r"$x = - \boxed{7}$", r"$-\boxed{7}$", r"\[ - \boxed{7} \]", r"The answer is $-\boxed{7}$",
+    r"x = −\boxed{7}", r"so $x = \pm \boxed{7}$", r"x \approx -\boxed{7}", r"\boxed{1}, $-\boxed{7}$",
+    r"x=-\boxed{1} and \boxed{7}", r"\boxed{7},000", r"\boxed{7}{,}000", r"\boxed{7},\!000", r"\boxed{7}.5",
+    r"$\boxed{7}.5$", r"\boxed{7}5", r"1\boxed{7}", r"0.\boxed{7}", r"1,00\boxed{7}", r"\boxed{7}\cdot 10^3",
+    r"$\boxed{7} \times 10^{3}$", r"\boxed{7} × 10^3", r"\boxed{7} * 10^3", r"\boxed{7}^2", r"\boxed{7}^{-1}",
+    r"\frac{1}{\boxed{7}}", r"$\frac{\boxed{7}}{2}$", r"\sqrt{\boxed{7}}", r"\sqrt[3]{\boxed{7}}",
+]  # fmt: skip
+BOX_OF_7_IS_ALL = [
+    r"so the answer is \boxed{7}.", r"\boxed{7}, as claimed", r"\boxed{7} apples", r"$\boxed{7}$.", r"x = \boxed{7}",
+    r"Answer - \boxed{7}", r"Answer -- \boxed{7}", r"Answer — \boxed{7}", r"Answer: \boxed{7}", r"- \boxed{7}",
+    "It is:\n- \\boxed{7}", "so\n  - $\\boxed{7}$", r"* \boxed{7}", "1. \\boxed{7}", "2) $\\boxed{7}$",
+    r"**\boxed{7}**",
+    r"*\boxed{7}*", r"*\boxed{7}* 3 of them", r"\[\boxed{7}\]", r"$$\boxed{7}.$$", r"$\boxed{7}\text{ cm}$",
+    r"2+5=\boxed{7}", r"9-2=\boxed{7}", r"\therefore \boxed{7}", r"(\boxed{7})", r"($\boxed{7}$)", r"\boxed{7}^\circ",
+    r"\boxed{7}^{\circ}", r"\boxed{7}{ }^{\circ}", r"the \boxed{7}^{th} one", r"\boxed{7}^{\text{th}}",
+    r"\boxed{7}^{\prime}",
+    r"\boxed{7} \pmod{11}", r"\boxed{7} (that is, $7$)", r"\boxed{7}\frac{\text{miles}}{\text{hour}}",
+    r"\boxed{7}/hour",
+    r"\boxed{7} / \mathrm{cm}^3", r"\boxed{7}\cdot\text{m}", r"\boxed{7}! Done", r"\boxed{7} - 3 apples are left",
+    "\\boxed{7}\n\n2. Check: 7 = 7", "\\boxed{7}\n* 3 more", "\\boxed{7}\n- 2 less", "\\boxed{7} 2 of them",
+    r"$\boxed{7}=14/2$", r"14/2=\boxed{7}", r"$\frac{14}{2} = \boxed{7}$", r"$\sqrt{49} = \boxed{7}$",
+    r"$x$ - $\boxed{7}$",
+    r"$x$ is \text{Answer} - \boxed{7}", r"12-\boxed{7}=5", r"12 - \boxed{7} = 5", r"3\times\boxed{7}=21",
+    r"21 = 3\cdot\boxed{7}",
+    r"Answer:- \boxed{7}", r"Answer :- $\boxed{7}$", r"\boxed{7} $-$ done", r"\text{Answer: }\boxed{7}",
+    r"\frac{1}{2}, \text{ so } \boxed{7}", r"$b=0$$\boxed{7}$",
+    r"{\displaystyle \boxed{7}}", r"\mathbf{\boxed{7}}", r"\underline{\boxed{7}}",
+    r"\frac{1{2}$ so $\boxed{7}$ and {}}",
+    r"\$\boxed{7}.00", r"$\boxed{7}.0$ m", r"\boxed{7} 200-page books", "15\n\\boxed{7}",
+    "\\boxed{7}\nHundreds digit: 7", r"$\boxed{7}$ $\sqrt{49}$", r"\boxed{7}:00 pm", r"\boxed{7}: 3 of them",
+    "x =\n15 -\n\\boxed{7}",
+    r"the box \boxed{7} thousandfold", r"x \ge \boxed{7}", r"\boxed{7} \pm 0.5", r"\boxed{7}\%", r"x -- \boxed{7}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("response", BOX_OF_7_IS_PART)
+def test_a_box_that_is_part_of_a_number_is_not_read(response):
+    assert answer(response, ("boxed", "tag")) == Answer(None, "boxed, part of a number")
+    assert grade_math(response, "7").kind == "unparsed"
+
+
+@pytest.mark.parametrize("response", BOX_OF_7_IS_ALL)
+def test_what_stands_around_a_box_otherwise_is_no_part_of_its_number(response):
+    assert answer(response, ("boxed", "tag")).text in ("7", r"7\%")
+    assert grade_math(response, "7").kind == "correct"
+
+
+@pytest.mark.parametrize(("response", "gold"), [
+    (r"\boxed{28}\%", r"28\%"), (r"\boxed{28}\%", "28%"), (r"\boxed{3} \text{ and } \boxed{4}", "3, 4"),
+    (r"\boxed{3}/\boxed{4}", "3, 4"), (r"\boxed{\text{(B)}} 3(1+r)", "B"), (r"\boxed{C} 14", "C"),
+    (r"\boxed{C} \frac{1}{2}", "C"), (r"\boxed{C}: 14", "C"),
+    (r"$\boxed{(1,2)}^T$", "(1,2)"), (r"\boxed{B}. 3 is too small", "B"), (r"-\frac32-\boxed{2}", "2"),
+    (r"\$\boxed{4} /$ can", "4"),
+])  # fmt: skip
+def test_other_boxes_are_read_as_before(response, gold):
+    assert grade_math(response, gold).kind == "correct"

@@ -6,7 +6,7 @@ Only what follows the last `</think>` counts, and a `<think>` that is never clos
     boxed     the last `\boxed{…}` or `\fbox{…}`. A box in a box is unwrapped, a box that is not closed is not a box.
               Boxes of one sentence with "and" or "or" right before the next (a name, y =, may
               follow), or with signs alone between them, are one list, which can only equal a list.
-              Otherwise the last one counts.
+              Otherwise the last one counts. A box that is part of a number around it is not read.
     tag       the last `<answer>…</answer>` that is closed, and in it the last box or mark, else all of it
     ####      the rest of the line behind the last `####` that is no heading
     words     what follows "Answer:" or "the answer is"
@@ -97,6 +97,19 @@ IN_MATH_OR_WORDS = re.compile(
     rf"(?P<math>\\[a-z]+\s*(?:\{{[^{{}}]*\}})?)|(?P<words>[a-zA-Z][a-zA-Z/' -]*)|{DELIMITERS}"
 )
 PHRASE = 80  # characters
+# Of a number that a box is only part of, what stands right before it: a sign with no operand before
+# it, digits, the braces of a fraction or root. And what stands right behind: the power of ten, digits
+# (7.00 is 7), an exponent.
+BEFORE_BOX = 60  # characters
+PART_BEFORE = re.compile(
+    r"(?:[=<>≈(\[]|\\(?:approx|leq?|geq?)(?![a-zA-Z])|(?<![\w)}\]])\$|\\[\[(])\s*(?:[-−±]|\\pm)\s*\Z"
+    r"|(?<![\w\\])(?:\d[\d,]*|\d*\.\d*)(?<![,])\Z"
+    r"|\\(?:[dtc]?frac\s*(?:\{[^{}]*\})?|sqrt\s*(?:\[[^\[\]]*\])?)\s*\{\s*\Z"
+)
+PART_BEHIND = re.compile(
+    r"\s*\^\s*\{?\s*-?\d|\s*(?:\\cdot|\\times|[×*])\s*10\s*\^"
+    r"|(?P<digits>\{?,\}?(?:\\!)?\d{3}(?!\d)|\.(?!0+(?!\d))\d|\d)"
+)
 PERCENT = re.compile(r"\s*(?:\$\s*)?(?:\\?%|percent(?:age)?\b|pct\b)", re.IGNORECASE)
 DIGIT = re.compile(r"\d")
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
@@ -254,6 +267,7 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
     """The last box, with the boxes that its sentence joins to it."""
     start, end, content = boxes[-1]
     contents = [_unwrapped(content)]
+    part = _is_part(text, start, end, contents[0])
     for earlier_start, earlier_end, content in reversed(boxes[:-1]):
         between = text[earlier_end:start] if start - earlier_end <= SENTENCE else ".\n\n"
         if (
@@ -265,13 +279,24 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
         # The same box twice is one answer stated twice, not two.
         if (content := _unwrapped(content)) not in contents:
             contents.insert(0, content)
+        part = part or _is_part(text, earlier_start, earlier_end, content)
         start = earlier_start
+    if part:
+        return Answer(None, "boxed, part of a number")
     if len(contents) == 1:
         stated = _stated(_with_percent(contents[0], text, end), "boxed")
         return replace(stated, outside=_outside(text, start, end))
     # Several boxes may be a list that was asked for, or a guess at each value: as a list they equal
     # a gold answer that is this list, and never one that is a member of it.
     return _stated(", ".join(contents), "boxes")
+
+
+def _is_part(text: str, start: int, end: int, content: str) -> bool:
+    """Whether what stands right around the box from `start` to `end` belongs to its number."""
+    if PART_BEFORE.search(text[max(0, start - BEFORE_BOX) : start]):
+        return True
+    behind = PART_BEHIND.match(text, end)
+    return behind is not None and (behind["digits"] is None or content[-1:].isdigit())
 
 
 def _unwrapped(content: str) -> str:
