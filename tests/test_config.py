@@ -213,6 +213,9 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--model.device", "gpu"], 'model.device = "gpu"'),
         (["--objective.kl", "-1"], "kl = -1.0"),
         (["--objective.cancellation.name", "prefix"], "objective.cancellation"),
+        (["--train.seed", "99999999999999999999"], "train.seed = 99999999999999999999: must be less than"),
+        (["--train.out", ""], 'train.out = "": must be longer than that'),
+        (["--model.name", ""], 'model.name = "": must be longer than that'),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_the_rule(arguments, said):
@@ -220,6 +223,11 @@ def test_a_mistake_is_named_with_the_rule(arguments, said):
         load(None, arguments)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    (tmp_path / "c.toml").write_text("[train]\nsteps = 7\n", encoding="utf-8-sig")
+    assert load(tmp_path / "c.toml").train.steps == 7
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -88,8 +89,11 @@ def test_errors_are_sentences(tmp_path):
         log(tmp_path / f"run{i}", "")
     with pytest.raises(ReportError, match=f"{MOST_RUNS + 1} runs: a page holds at most {MOST_RUNS}"):
         write([tmp_path], page)
+    for folder in (tmp_path, Path()):
+        with pytest.raises(ReportError, match=r"is a folder; name a file, as .*report\.html"):
+            write([tmp_path / "run0"], folder)
     with pytest.raises(ReportError, match="cannot be written"):
-        write([tmp_path / "run0"], tmp_path)
+        write([tmp_path / "run0"], tmp_path / "run0" / "metrics.jsonl" / "page.html")
     assert not page.exists()
     assert not [p for p in tmp_path.parent.iterdir() if p.name.endswith(".writing")]
 

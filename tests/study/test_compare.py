@@ -75,6 +75,7 @@ def test_identical_runs_are_no_difference():
     (d,) = differences(same)
     assert (d.mean, d.p) == (0.0, 1.0)
     assert "No difference detectable" in verdict(same, [d], "acc@8")
+    assert "every seed gave the same, which does not tell how many would be needed" in verdict(same, [d], "acc@8")
 
 
 def test_the_words_name_winner_size_and_certainty():
@@ -102,6 +103,12 @@ def test_the_grid():
 def test_a_grid_that_cannot_be_read(text):
     with pytest.raises(ConfigError, match=r"must be section\.key=value,value"):
         variants([text])
+
+
+@pytest.mark.parametrize("key", ["train.seed", "train.out"])
+def test_what_a_comparison_sets_itself_cannot_vary(key):
+    with pytest.raises(ConfigError, match=rf"{key} is compare's own; --(seeds|out) says"):
+        variants([f"{key}=1,2"])
 
 
 def test_the_latex_is_escaped_and_marks_the_best():
@@ -183,7 +190,7 @@ def test_a_whole_comparison_and_again(tmp_path, started, monkeypatch, capsys):
         compare("acc@9")
     (out / "report.html").unlink()
     (out / "report.html").mkdir()  # what cannot be written is an error still
-    with pytest.raises(ReportError, match="cannot be written"):
+    with pytest.raises(ReportError, match="is a folder"):
         compare("acc@2")
     monkeypatch.setattr("equipoise.report.page.MOST_APART", 1)  # more variants than a page can tell apart
     (out / "table.md").unlink()

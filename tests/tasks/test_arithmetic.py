@@ -144,3 +144,12 @@ def test_slips_make_wrong_answers_longer():
     right, wrong = map(statistics.mean, (lengths["correct"], lengths["wrong"]))
     assert len(lengths["wrong"]) > 100
     assert (wrong - right) / right > 0.1
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "arithmetic:8", "gym:chain_sum"])
+@pytest.mark.parametrize(
+    "option", [{"held_out": "h.jsonl"}, {"avoid": ["a.jsonl"]}, {"suffix": "!"}, {"columns": {"prompt": "x"}}]
+)
+def test_options_of_rows_are_refused_where_there_are_none(name, option):
+    with pytest.raises(TaskError, match=rf"task\.{next(iter(option))} = .* has no effect with task\.name"):
+        open_task(name, 0, **option)

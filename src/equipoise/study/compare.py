@@ -36,6 +36,12 @@ from equipoise.train import Config, ConfigError, RunFolder, load, read_lines
 
 Rows = tuple[list[str], list[list[str]]]  # heads, and the cells of each row
 EXAMPLE = "objective.aggregation=token,sequence,balanced"
+# What a comparison sets itself for each of its runs, and the option that says how.
+OWN = {
+    "train.seed": "--seeds says how many seeds every variant has",
+    "train.out": "--out says where all runs go",
+    "log.terminal": "runs beside each other share no terminal",
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,8 @@ def variants(vary: Sequence[str]) -> dict[str, dict[str, str]]:
         found = _split(values)
         if not equals or "." not in key or len(found) < 1 or "" in found:
             raise ConfigError(f"--vary {text}: must be section.key=value,value, as {EXAMPLE}")
+        if key in OWN:
+            raise ConfigError(f"--vary {text}: {key} is compare's own; {OWN[key]}")
         if len({_label(value) for value in found}) < len(found):
             raise ConfigError(f"--vary {text}: a value stands twice")
         axes.append([(key, value) for value in found])

@@ -17,6 +17,7 @@ from equipoise.tasks.demonstrations import ArithmeticSteps, recognise
 from equipoise.tasks.gym import Gym
 from equipoise.tasks.row_reader import Rows
 from equipoise.tasks.task import Task, TaskError
+from equipoise.toml import toml
 
 
 def open_task(
@@ -46,9 +47,19 @@ def open_task(
     options of :class:`Dataset`. `rows`: prompts that a program has in memory, for which `name` is
     only a name. `graded`: the task's verdict is asked for, so that every row must have an answer.
     """
-    if rows is None and name.startswith("gym:"):
+    is_gym, is_built_in = name.startswith("gym:"), name.partition(":")[0] == "arithmetic"
+    if rows is None and (is_gym or is_built_in):
+        of_rows: dict[str, Any] = {
+            "held_out": held_out,
+            "avoid": avoid,
+            "columns": columns,
+            "verifier": verifier,
+        }
+        of_rows |= {"template": template, "suffix": suffix} | ({} if is_gym else {"gym": gym})
+        _refuse_without_rows(name, of_rows)
+    if rows is None and is_gym:
         return Gym(name.removeprefix("gym:"), seed=seed, options=gym)
-    if rows is None and name.partition(":")[0] == "arithmetic":
+    if rows is None and is_built_in:
         return _arithmetic(name, seed)
     on_disk = name.endswith(KINDS) or Path(name).is_dir() or glob.has_magic(name)
     if rows is not None or name.startswith("hub:") or on_disk:
@@ -72,6 +83,17 @@ def open_task(
             rows=rows,
         )
     raise _not_a_task(name)
+
+
+def _refuse_without_rows(name: str, given: Mapping[str, Any]) -> None:
+    """Options about rows of data are an error with a task that makes its own problems."""
+    for option, value in given.items():
+        if value:
+            shown = toml(str(value) if isinstance(value, Path) else value)
+            raise TaskError(
+                f"task.{option} = {shown}: has no effect with task.name = {toml(name)}, which makes its own problems; "
+                "leave it out"
+            )
 
 
 def _arithmetic(name: str, seed: int) -> Arithmetic:

@@ -189,6 +189,12 @@ def test_a_list_that_is_none_is_a_sentence(tmp_path):
         replayed(tmp_path / "bad.jsonl", Target("arithmetic"))
 
 
+def test_an_empty_list_is_no_test(tmp_path):
+    (tmp_path / "list.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"list\.jsonl: holds no exploit"):
+        replay(tmp_path / "list.jsonl", "math")
+
+
 def test_a_list_is_replayed_against_the_verifier_it_was_found_against(toy, monkeypatch, capsys):
     """As the command on the path does it, whose import path has no working directory."""
     exploit = {"prompt": "p", "response": "≈", "minimal": "≈", "truth": 1, "why": "x", "verifier": "toyverifier:holed"}

@@ -57,4 +57,8 @@ def read(path: Path) -> list[dict[str, Any]]:
                 "as exploits.jsonl has them"
             )
         exploits.append(exploit)
+    if not exploits:
+        raise ConfigError(
+            f"--replay {path}: holds no exploit; a list that was cut off tests nothing"
+        )
     return exploits
