@@ -34,7 +34,7 @@ BALANCED = {
 TOKENS = {"qwen2.5_math_7b": 2048, "qwen3_1.7b": 8192}
 SMALL = {
     "model.name": "abacus", "model.dtype": "float32", "model.device": "cpu", "model.gradient_checkpointing": "false",
-    "task.name": "arithmetic", "task.held_out": "", "rollout.prompts": 4, "rollout.group_size": 4,
+    "task.name": "arithmetic", "task.held_out": "", "task.template": "", "rollout.prompts": 4, "rollout.group_size": 4,
     "rollout.max_tokens": 32, "train.mini_batch": 2, "train.steps": 2, "train.micro_tokens": 0, "eval.samples": 2,
     "eval.per_level": 1, "eval.every": 2, "log.terminal": "false", "train.threads": 1,
 }  # fmt: skip
