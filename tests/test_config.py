@@ -214,8 +214,8 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--objective.kl", "-1"], "kl = -1.0"),
         (["--objective.cancellation.name", "prefix"], "objective.cancellation"),
         (["--train.seed", "99999999999999999999"], "train.seed = 99999999999999999999: must be less than"),
-        (["--train.out", ""], 'train.out = "": must be longer than that'),
-        (["--model.name", ""], 'model.name = "": must be longer than that'),
+        (["--train.out", ""], 'train.out = "": must be at least a character long'),
+        (["--model.name", ""], 'model.name = "": must be at least a character long'),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_the_rule(arguments, said):

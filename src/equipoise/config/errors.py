@@ -25,7 +25,7 @@ RULES = {
     "int_type": "a whole number",
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
-    "string_too_short": "longer than that",
+    "string_too_short": "at least a character long",
     "string_type": "a text",
 }
 # What other trainers call an option.

@@ -70,6 +70,9 @@ DIFFERENT = [
     (r"\arcsin x", r"\arccos x"),
     ("ix", "-ix"),
     ("xy", "|xy|"),
+    (r"\sqrt{x-20}>1", r"\sqrt{x-25}>1"),  # real at one of the points
+    (r"2\ln(x-50)>x", r"2\ln(x-60)>x"),
+    (r"\sqrt{-x-2000}>3", r"\sqrt{-x-2000}>4"),
 ]
 # Real at the same places, but perhaps for single ones, and equal there.
 SAME = [
@@ -103,6 +106,8 @@ SAME = [
     ("(x+1)^{50}-1", "(x+1)^{50}-x^0"),
     (r"\lfloor x\rfloor+1", r"\lfloor x+1\rfloor"),
     (r"\frac{(n+1)!}{n!}", "n+1"),
+    (r"\sqrt{4x-80}>2", r"2\sqrt{x-20}>2"),
+    (r"\ln(1-x)+y>0", r"y-\ln\frac{1}{1-x}>0"),
 ]
 
 

@@ -381,18 +381,23 @@ def _ratio(a: str, b: str) -> int | None:
         return 0
     if x == y or x == -y:
         return 1 if x == y else -1
-    ratio = None
+    ratio, agreed = None, 0
     for point, is_far in _points(x, y):
         over, under = x.subs(point), y.subs(point)
         if _is_zero(over, DIGITS) or _is_zero(under, DIGITS):
             return 0
-        if _is_outside(over, under, x, y):
+        zero = ratio is not None and _is_zero(over / under - ratio, DIGITS)
+        if zero:
+            agreed += 1
+        elif _is_outside(over, under, x, y):
             continue
-        if ratio is None:
-            ratio = over / under
-        elif not (zero := _is_zero(over / under - ratio, DIGITS)) and not (zero is None and is_far):
+        elif ratio is None:
+            ratio, agreed = over / under, 1
+        elif not (zero is None and is_far):
             return 0
-    return 0 if ratio is None or not ratio.is_real else (1 if ratio > 0 else -1)
+    if ratio is None or not ratio.is_real or agreed < LEAST_POINTS:
+        return 0
+    return 1 if ratio > 0 else -1
 
 
 def _approximates(number: str, printed: str) -> bool:
