@@ -17,12 +17,13 @@ from equipoise.kernels import triton_attention, triton_paged
 
 NUMBERS = {
     "fp32": ("scale", "softcap", "unit"),
-    "i32": ("window", "queries", "H", "KV_HEADS", "U", "most", "n"),
+    "i32": ("window", "queries", "H", "KV_HEADS", "U", "most", "n", "splits", "prompt_splits", "parts", "least"),
     "*fp32": ("lse", "delta", "sums", "part", "key_scales", "value_scales"),
     "*i32": ("table", "prompt_table", "start", "length", "prompt_length", "members"),
 }
 KINDS = {name: kind for kind, names in NUMBERS.items() for name in names}
-PAGED = {"MEMBERS": 4, "SHARE": 2, "WIDTH": 1, "BLOCK": 64, "SPLITS": 1, "SOFTCAP": False, "WINDOW": False}
+PAGED = {"MEMBERS": 4, "SHARE": 2, "WIDTH": 1, "BLOCK": 64, "SOFTCAP": False, "WINDOW": False}
+PAGED |= {"SPLIT": True, "PROMPT_SPLIT": True}
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv"}
 
 

@@ -247,7 +247,7 @@ def test_attend_over_options(kernel, softcap, window, splits, dtype):
     """Against a loop over keys."""
     c = case(dtype=dtype)
     q = c.stored()
-    got = kernel.attend(q, c.keys, c.values, c.rows, 0.3, softcap, window, splits)
+    got = kernel.attend(q, c.keys, c.values, c.rows, 0.3, softcap, window, splits, None, splits)
     assert_near(got, c.attended_by_hand(q, 0.3, softcap, window), dtype)
 
 
@@ -294,11 +294,14 @@ def test_attend_where_one_key_has_all_the_weight(kernel):
 
 
 def test_splits_and_the_order_of_members_change_nothing_but_rounding(kernel):
-    c = case(dtype=torch.bfloat16)
+    """A row of many blocks beside rows of one, which are not cut; rows in more shares than their prompt, and in fewer."""
+    lengths, prompt = [700, 3, 200, 64, 0], [0, 1, 1, 0, -1]
+    c = Case(lengths, prompt, [330, 5], heads=6, kv_heads=2, D=32, dtype=torch.bfloat16)
     q = c.stored()
     once = kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, 1)
-    for splits in (2, 16):
-        assert_near(kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, splits), once, torch.bfloat16)
+    for splits, prompt_splits in ((2, 1), (16, 1), (1, 4), (2, 16), (16, 2)):
+        cut = kernel.attend(q, c.keys, c.values, c.rows, 0.3, None, None, splits, None, prompt_splits)
+        assert_near(cut, once, torch.bfloat16)
     turned = c.rows._replace(members=c.rows.members.flip(1).contiguous())
     assert torch.equal(kernel.attend(q, c.keys, c.values, turned, 0.3, None, None, 1), once)
 

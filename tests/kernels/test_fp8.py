@@ -225,7 +225,7 @@ def test_attend(kernel, heads, kv_heads, D, softcap, window, splits, dtype):
     c.values *= (10 ** randn(*c.values.shape[:3], 1, seed=3)).to(dtype)
     cache = in_eight_bits(c)
     q = plain_decode.store(c.qkv, cache.keys, cache.values, c.rows, c.rope, None, None, cache.scales)
-    got = kernel.attend(q, cache.keys, cache.values, c.rows, 0.3, softcap, window, splits, cache.scales)
+    got = kernel.attend(q, cache.keys, cache.values, c.rows, 0.3, softcap, window, splits, cache.scales, splits)
     c.keys, c.values = cache.wide()
     assert_near(got, c.attended_by_hand(q, 0.3, softcap, window), dtype)
 

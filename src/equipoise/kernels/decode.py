@@ -74,14 +74,18 @@ def attend(
     window: int | None,
     splits: int,
     scales: Tensor | None = None,
+    prompt_splits: int = 1,
 ) -> Tensor:
     """Attention of queries [R·width, H, D] to their prompt's keys and their row's own 0 … length + j,
     j being the query's number in its row; the row's cache is read once for them.
 
-    With a window, to the last `window` of these. `splits`: into how many parts every row's work is
-    cut, to be done at the same time; 1 is fastest where there are many rows.
+    With a window, to the last `window` of these. `splits`: into how many parts a long row's work is
+    cut, to be done at the same time; 1 is fastest where there are many rows. `prompt_splits`: the
+    same of a prompt's.
     """
-    out: Tensor = _of(q).attend(q, keys, values, rows, scale, softcap, window, splits, scales)
+    out: Tensor = _of(q).attend(
+        q, keys, values, rows, scale, softcap, window, splits, scales, prompt_splits
+    )
     return out
 
 

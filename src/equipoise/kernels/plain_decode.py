@@ -93,6 +93,7 @@ def attend(
     window: int | None,
     splits: int,
     scales: Tensor | None = None,
+    prompt_splits: int = 1,
 ) -> Tensor:
     """See the package; `splits` changes nothing here."""
     kv_heads, block = keys.shape[1:3]

@@ -5,8 +5,8 @@ There are two kernels. The first takes the queries of all rows that answer a pro
 prompt's keys, which are read once for them all; it leaves maxima, sums and weighted values in
 float32. The second, a program for each row and key head, goes over the row's own blocks and adds
 these. On Hopper and later it starts as soon as all programs of the first have begun, and waits for
-them only before it adds. With splits, every program of either kernel has a share of its blocks, and
-a third kernel puts the shares together. A row's drafts are more queries of its program: the j-th
+them only before it adds. With splits, a program of either kernel has a share of its blocks: a long
+row is cut into more shares than a short one, and a third kernel puts them together. A row's drafts are more queries of its program: the j-th
 sees j keys more, and the row's blocks are read once for them all.
 No faster on an H200, and so not done: launching every kernel of a captured step early, not these
 two alone; rows that read their prompt's blocks for themselves; and blocks that come through tensor
@@ -50,6 +50,7 @@ QUERIES, WIDE_QUERIES = 64, 16
 PROMPT = KernelLaunch(warps=4, stages=2)
 OWN = KernelLaunch(warps=4, stages=2)
 OWN_FP8 = KernelLaunch(warps=4, stages=3)
+LEAST = 2  # own blocks of a share
 # one block of wide heads is all that a consumer's card has room for
 ONE_BLOCK = KernelLaunch(warps=4, stages=1)
 
@@ -71,6 +72,7 @@ def attend(
     window: int | None,
     splits: int,
     scales: Tensor | None = None,
+    prompt_splits: int = 1,
 ) -> Tensor:
     """See the package."""
     (queries, H, D), (_, kv_heads, block, _) = q.shape, keys.shape
@@ -85,8 +87,10 @@ def attend(
     most = WIDE_QUERIES if q.dtype == torch.float32 else QUERIES
     tiles = triton.cdiv(n, max(1, most // (share * width)))
     members = triton.cdiv(n, tiles)
-    part = q.new_empty(splits, queries, H, D, dtype=torch.float32)
-    sums = q.new_empty(2, splits, queries, H, dtype=torch.float32)
+    # the prompts' come first, then those of rows that are cut
+    parts = prompt_splits + (splits if splits > 1 else 0)
+    part = q.new_empty(parts, queries, H, D, dtype=torch.float32)
+    sums = q.new_empty(2, parts, queries, H, dtype=torch.float32)
     out = torch.empty_like(q)
     # scores are products, or, where capped, final
     unit = LOG2E.value * (scale if softcap is None else 1.0)
@@ -96,13 +100,12 @@ def attend(
         "WIDTH": width,
         "D": D,
         "BLOCK": block,
-        "SPLITS": splits,
         "SOFTCAP": softcap is not None,
         "WINDOW": window is not None,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         "OVERLAP": is_hopper(q.device),
     }
-    _prompt[(P, kv_heads, tiles * splits)](
+    _prompt[(P, kv_heads, tiles * prompt_splits)](
         q,
         keys,
         values,
@@ -115,6 +118,8 @@ def attend(
         part,
         sums,
         *numbers,
+        prompt_splits,
+        parts,
         rows.prompt_table.shape[1],
         n,
         MEMBERS=members,
@@ -135,7 +140,12 @@ def attend(
         sums,
         out,
         *numbers,
+        prompt_splits,
+        parts,
         rows.table.shape[1],
+        LEAST,
+        SPLIT=splits > 1,
+        PROMPT_SPLIT=prompt_splits > 1,
         QUERIES=max(8 if in_parts else 16, triton.next_power_of_2(share * width)),
         IN_PARTS=in_parts,
         **options,
@@ -145,21 +155,29 @@ def attend(
     )
     if splits > 1:
         _combine[(queries, H)](
+            rows.length,
             part,
             sums,
             out,
             unit,
+            window or 0,
             queries,
             H,
+            splits,
+            prompt_splits,
+            parts,
+            LEAST,
+            WIDTH=width,
             D=D,
-            SPLITS=splits,
+            BLOCK=block,
             SPLITS2=triton.next_power_of_2(splits),
+            WINDOW=window is not None,
             num_warps=1,
         )
     return out
 
 
-@triton.jit(do_not_specialize=["queries", "most"])
+@triton.jit(do_not_specialize=["queries", "most", "splits", "parts"])
 def _prompt(
     q: tl.tensor,
     keys: tl.tensor,
@@ -178,6 +196,8 @@ def _prompt(
     window: tl.tensor,
     queries: tl.tensor,
     H: tl.tensor,
+    splits: tl.tensor,
+    parts: tl.tensor,
     most: tl.tensor,
     n: tl.tensor,
     MEMBERS: tl.constexpr,
@@ -186,7 +206,6 @@ def _prompt(
     WIDTH: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -199,7 +218,7 @@ def _prompt(
     if OVERLAP:
         gdc_launch_dependents()
     prompt, kv_head = tl.program_id(0), tl.program_id(1)
-    tile, split = tl.program_id(2) // SPLITS, tl.program_id(2) % SPLITS
+    tile, split = tl.program_id(2) // splits, tl.program_id(2) % splits
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
     member, ahead = tile * MEMBERS + i // (SHARE * WIDTH), i // SHARE % WIDTH
     row = tl.load(
@@ -214,7 +233,7 @@ def _prompt(
         first = tokens + tl.load(length + row, mask=there, other=0) + ahead - window + 1
     begin = tl.maximum(tl.min(tl.where(there, first, tokens), 0), 0) // BLOCK
     tokens = tl.where(tl.max(row, 0) >= 0, tokens, 0)
-    begin, end = _share(begin, tl.cdiv(tokens, BLOCK), split, SPLITS)
+    begin, end = _share(begin, tl.cdiv(tokens, BLOCK), split, splits)
     m, s, acc = _over_blocks(
         x,
         keys,
@@ -244,10 +263,10 @@ def _prompt(
     at = split.to(tl.int64) * queries * H + query
     tl.store(part + at[:, None] * D + d[None, :], acc, mask=there[:, None])
     tl.store(sums + at, m, mask=there)
-    tl.store(sums + SPLITS * queries * H + at, s, mask=there)
+    tl.store(sums + parts * queries * H + at, s, mask=there)
 
 
-@triton.jit(do_not_specialize=["queries", "most"])
+@triton.jit(do_not_specialize=["queries", "most", "prompt_splits", "parts", "least"])
 def _own(
     q: tl.tensor,
     keys: tl.tensor,
@@ -265,14 +284,18 @@ def _own(
     window: tl.tensor,
     queries: tl.tensor,
     H: tl.tensor,
+    prompt_splits: tl.tensor,
+    parts: tl.tensor,
     most: tl.tensor,
+    least: tl.tensor,
+    SPLIT: tl.constexpr,
+    PROMPT_SPLIT: tl.constexpr,
     QUERIES: tl.constexpr,
     IN_PARTS: tl.constexpr,
     SHARE: tl.constexpr,
     WIDTH: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -280,22 +303,25 @@ def _own(
     STAGES: tl.constexpr,
 ) -> None:
     """SHARE query heads of one row's WIDTH tokens over a share of its own blocks,
-    and what `_prompt` left for that share.
+    and every so many of what `_prompt` left.
     """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    before = tl.load(length + row)
+    begin, end = _seen(before, window, WIDTH, BLOCK, WINDOW)
+    shares = 1
+    if SPLIT:
+        shares = _shares(end - begin, tl.num_programs(2), least)
+        if split >= shares:
+            return
+        begin, end = _share(begin, end, split, shares)
     i, d = tl.arange(0, QUERIES), tl.arange(0, D)
     ahead, there = i // SHARE, i < SHARE * WIDTH
     query = (row.to(tl.int64) * WIDTH + ahead) * H + kv_head * SHARE + i % SHARE
-    before = tl.load(length + row)
     tokens, upto = before + WIDTH, before + 1 + ahead
     first = tl.zeros((QUERIES,), tl.int32)
-    begin = 0
     if WINDOW:
-        begin = tl.maximum(before + 1 - window, 0)
         first = tl.maximum(upto - window, 0)
-    begin, end = _share(begin // BLOCK, tl.cdiv(tokens, BLOCK), split, SPLITS)
     has_prompt = there & (tl.load(table + row * most) != 0)
-    at = split.to(tl.int64) * queries * H + query
     x = tl.load(q + query[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     m, s, acc = (_over_fp8_blocks if IN_PARTS else _over_blocks)(
         x,
@@ -325,39 +351,79 @@ def _own(
     )
     if OVERLAP:
         gdc_wait()
-    prompt_m = tl.load(sums + at, mask=has_prompt, other=FLOOR)
-    prompt_s = tl.load(sums + SPLITS * queries * H + at, mask=has_prompt, other=0.0)
-    prompt_acc = tl.load(part + at[:, None] * D + d[None, :], mask=has_prompt[:, None], other=0.0)
-    top = tl.maximum(m, prompt_m)
-    mine, prompts = tl.exp2((m - top) * unit), tl.exp2((prompt_m - top) * unit)
-    m = top
-    s = s * mine + prompt_s * prompts
-    acc = acc * mine[:, None] + prompt_acc * prompts[:, None]
-    if SPLITS == 1:
+    entries = queries.to(tl.int64) * H
+    if PROMPT_SPLIT:
+        for p in tl.range(split, prompt_splits, shares):
+            at = query + p * entries
+            m, s, acc = _added(m, s, acc, part, sums, at, parts * entries, has_prompt, unit, D)
+    else:
+        m, s, acc = _added(
+            m, s, acc, part, sums, query, parts * entries, has_prompt & (split == 0), unit, D
+        )
+    if shares == 1:
         tl.store(
             out + query[:, None] * D + d[None, :],
             (acc / s[:, None]).to(out.dtype.element_ty),
             mask=there[:, None],
         )
     else:
+        at = query + (prompt_splits + split) * entries
         tl.store(part + at[:, None] * D + d[None, :], acc, mask=there[:, None])
         tl.store(sums + at, m, mask=there)
-        tl.store(sums + SPLITS * queries * H + at, s, mask=there)
+        tl.store(sums + parts * entries + at, s, mask=there)
+
+
+@triton.jit
+def _seen(
+    before: tl.tensor,
+    window: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The blocks that a row of `before` tokens sees of its own: from, and up to."""
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(before + 1 - window, 0) // BLOCK
+    return begin, tl.cdiv(before + WIDTH, BLOCK)
+
+
+@triton.jit
+def _shares(blocks: tl.tensor, most: tl.tensor, least: tl.tensor) -> tl.tensor:
+    """Into how many shares that many blocks are cut: `most`, or fewer of `least` blocks each."""
+    return tl.minimum(tl.maximum(blocks // least, 1), most)
 
 
 @triton.jit
 def _share(
-    begin: tl.tensor,
-    end: tl.tensor,
-    split: tl.tensor,
-    SPLITS: tl.constexpr,
+    begin: tl.tensor, end: tl.tensor, split: tl.tensor, shares: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    if SPLITS == 1:
-        return begin, end
-    else:
-        size = tl.cdiv(end - begin, SPLITS)
-        first = begin + split * size
-        return first, tl.minimum(first + size, end)
+    """None is empty where there are as many blocks as shares."""
+    blocks = end - begin
+    return begin + blocks * split // shares, begin + blocks * (split + 1) // shares
+
+
+@triton.jit
+def _added(
+    m: tl.tensor,
+    s: tl.tensor,
+    acc: tl.tensor,
+    part: tl.tensor,
+    sums: tl.tensor,
+    at: tl.tensor,
+    entries: tl.tensor,
+    there: tl.tensor,
+    unit: tl.tensor,
+    D: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Maxima, sums and weighted values with those of a part that lies at `at`."""
+    d = tl.arange(0, D)
+    part_m = tl.load(sums + at, mask=there, other=FLOOR)
+    part_s = tl.load(sums + entries + at, mask=there, other=0.0)
+    part_acc = tl.load(part + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
+    top = tl.maximum(m, part_m)
+    mine, theirs = tl.exp2((m - top) * unit), tl.exp2((part_m - top) * unit)
+    return top, s * mine + part_s * theirs, acc * mine[:, None] + part_acc * theirs[:, None]
 
 
 @triton.jit
@@ -535,24 +601,38 @@ def _of_parts(x: tl.tensor) -> tl.tensor:
     return tl.sum(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)), 2)
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["queries", "splits", "prompt_splits", "parts", "least"])
 def _combine(
+    length: tl.tensor,
     part: tl.tensor,
     sums: tl.tensor,
     out: tl.tensor,
     unit: tl.tensor,
+    window: tl.tensor,
     queries: tl.tensor,
     H: tl.tensor,
+    splits: tl.tensor,
+    prompt_splits: tl.tensor,
+    parts: tl.tensor,
+    least: tl.tensor,
+    WIDTH: tl.constexpr,
     D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
     SPLITS2: tl.constexpr,
+    WINDOW: tl.constexpr,
 ) -> None:
+    """The shares of a row that was cut, put together."""
+    before = tl.load(length + tl.program_id(0) // WIDTH)
+    begin, end = _seen(before, window, WIDTH, BLOCK, WINDOW)
+    shares = _shares(end - begin, splits, least)
+    if shares == 1:
+        return
     split, d = tl.arange(0, SPLITS2), tl.arange(0, D)
-    there = split < SPLITS
+    there = split < shares
     query = tl.program_id(0).to(tl.int64) * H + tl.program_id(1)
-    at = split.to(tl.int64) * queries * H + query
+    at = (prompt_splits + split).to(tl.int64) * queries * H + query
     m = tl.load(sums + at, mask=there, other=FLOOR)
     weight = tl.exp2((m - tl.max(m, 0)) * unit)
-    s = tl.sum(weight * tl.load(sums + SPLITS * queries * H + at, mask=there, other=0.0), 0)
+    s = tl.sum(weight * tl.load(sums + parts * queries * H + at, mask=there, other=0.0), 0)
     acc = tl.load(part + at[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     tl.store(out + query * D + d, (tl.sum(weight[:, None] * acc, 0) / s).to(out.dtype.element_ty))

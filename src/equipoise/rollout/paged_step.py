@@ -49,7 +49,12 @@ def decode_step(
     known = tokens if memory is None else tokens.clamp_min(0)
     in_eight_bits = isinstance(weights.layers[0].qkv, Fp8Linear)
     stream = _PagedStream(parts.embed(known.flatten()), parts.activation, in_eight_bits)
-    splits = _splits(size * cache.keys.shape[2], all_rows.table.shape[1])
+    programs = size * cache.keys.shape[2]
+    # rows are of many lengths: the longest would be read alone at last
+    splits = (
+        _splits(programs, 1056, min(32, rows.table.shape[1] // 2)),
+        _splits(programs, 264, min(16, rows.prompt_table.shape[1])),
+    )
     for layer, own in zip(parts.layers, weights.layers, strict=True):
         kept = cache.of_layer(layer.index)
         rope = buffers.rope if layer.rotates else buffers.no_rotation
@@ -100,24 +105,25 @@ def _attend(
     cache: Cache,
     rows: DecodeRows,
     rope: Tensor,
-    splits: int,
+    splits: tuple[int, int],
     qkv: Tensor,
 ) -> Tensor:
     """Write this step's keys and values into the cache, and attend to it."""
     qkv = qkv.view(len(qkv), -1, layer.head_dim)
     keys, values, scales = cache
     q = decode.store(qkv, keys, values, rows, rope, own.q_norm, own.k_norm, scales)
+    own_splits, prompt_splits = splits
     return decode.attend(
-        q, keys, values, rows, layer.scale, None, layer.window, splits, scales
+        q, keys, values, rows, layer.scale, None, layer.window, own_splits, scales, prompt_splits
     ).view(len(qkv), -1)
 
 
-def _splits(programs: int, most: int) -> int:
-    """Into how many parts to cut each row's attention,
-    so that few rows keep a GPU of some 130 processors busy.
+def _splits(programs: int, together: int, most: int) -> int:
+    """Into how many parts to cut what so many programs read, at most `together` of them all, where
+    there are too few to keep a GPU of some 130 processors busy.
     """
     splits = 1
-    while splits < 16 and 2 * splits * programs <= 264 and 2 * splits <= most:
+    while programs <= 264 and 2 * splits <= most and 2 * splits * programs <= together:
         splits *= 2
     return splits
 
