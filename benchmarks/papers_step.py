@@ -16,8 +16,8 @@ decoded together.
 `--shape`: a whole batch of another model and size, one mini-batch, by Balanced Aggregation's recipe; no run's hours.
 
 Each is a child process that does a short step first, then the measured one, and is bounded. TRL runs with bfloat16
-weights and optimizer, sdpa, passes of some 32,768 tokens, gradient checkpointing (with `--shape` only from 4B or 2,048
-tokens on), vLLM asleep while it trains. equipoise keeps float32 master weights and follows the recipe, but for the size
+weights and optimizer, sdpa, passes of some 32,768 tokens (from 7B on of half as many), gradient checkpointing (with `--shape`
+only from 4B or 2,048 tokens on), vLLM asleep while it trains. equipoise keeps float32 master weights and follows the recipe, but for the size
 of its passes, which it plans itself. Peak GiB are torch's. Written after every row to FOLDER/papers_step.json. `--toy`:
 tiny models on the CPU, which shows that it runs and no more; TRL with vLLM may live in another environment
 (`--trl-python`).
@@ -50,7 +50,8 @@ MEAN, CV = 0.4, 0.6
 PROMPT = 128
 WARM = 16  # the first step's responses are so many times shorter
 PASS = 32_768  # tokens of a pass of TRL's
-LARGE = ("Qwen3-4B", "Qwen3-8B", "Qwen2.5-7B")
+LARGEST = ("Qwen3-8B", "Qwen2.5-7B")
+LARGE = ("Qwen3-4B", *LARGEST)
 FIRST_RECIPE = "balanced_qwen3_1.7b_dapo17k.toml"
 PARTS = ("rollout", "reward", "assign", "train", "log")
 GIB = 2**30
@@ -82,8 +83,8 @@ TOY = {
 
 def of_shape(model: str, prompts: int, group: int, tokens: int) -> tuple[str, Setting]:
     """A batch that is no paper's, and its name."""
-    rows = prompts * group
-    micro = next(m for m in range(max(1, min(rows, PASS // tokens)), 0, -1) if rows % m == 0)
+    rows, together = prompts * group, PASS // 2 if model in LARGEST else PASS
+    micro = next(m for m in range(max(1, min(rows, together // tokens)), 0, -1) if rows % m == 0)
     checkpointing = tokens >= 2048 or model in LARGE
     setting = Setting(FIRST_RECIPE, model, prompts, group, tokens, 1, 0, micro, checkpointing)
     return f"{model}, {prompts} × {group} × {tokens}", setting
