@@ -16,11 +16,11 @@ decoded together.
 `--shape`: a whole batch of another model and size, one mini-batch, by Balanced Aggregation's recipe; no run's hours.
 
 Each is a child process that does a short step first, then the measured one, and is bounded. TRL runs with bfloat16
-weights and optimizer, sdpa, passes of some 32,768 tokens (from 7B on of half as many), gradient checkpointing (with `--shape`
-only from 4B or 2,048 tokens on), vLLM asleep while it trains. equipoise keeps float32 master weights and follows the recipe, but for the size
-of its passes, which it plans itself. Peak GiB are torch's. Written after every row to FOLDER/papers_step.json. `--toy`:
-tiny models on the CPU, which shows that it runs and no more; TRL with vLLM may live in another environment
-(`--trl-python`).
+weights and optimizer, sdpa, passes of some 32,768 tokens (from 7B on of half as many), gradient checkpointing (with
+`--shape` only from 4B or 2,048 tokens on), vLLM asleep while it trains. equipoise keeps float32 master weights and
+follows the recipe, but for the size of its passes, which it plans itself. Peak GiB are torch's, which counts what a
+sleeping vLLM gave back. Written after every row to FOLDER/papers_step.json. `--toy`: tiny models on the CPU, which
+shows that it runs and no more; TRL with vLLM may live in another environment (`--trl-python`).
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def test_attend_where_one_key_has_all_the_weight(kernel):
 
 
 def test_splits_and_the_order_of_members_change_nothing_but_rounding(kernel):
-    """A row of many blocks beside rows of one, which are not cut; rows in more shares than their prompt, and in fewer."""
+    """A row of many blocks beside rows of one, which are not cut; in more shares than their prompt, and in fewer."""
     lengths, prompt = [700, 3, 200, 64, 0], [0, 1, 1, 0, -1]
     c = Case(lengths, prompt, [330, 5], heads=6, kv_heads=2, D=32, dtype=torch.bfloat16)
     q = c.stored()

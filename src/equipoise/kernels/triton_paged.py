@@ -6,8 +6,9 @@ prompt's keys, which are read once for them all; it leaves maxima, sums and weig
 float32. The second, a program for each row and key head, goes over the row's own blocks and adds
 these. On Hopper and later it starts as soon as all programs of the first have begun, and waits for
 them only before it adds. With splits, a program of either kernel has a share of its blocks: a long
-row is cut into more shares than a short one, and a third kernel puts them together. A row's drafts are more queries of its program: the j-th
-sees j keys more, and the row's blocks are read once for them all.
+row is cut into more shares than a short one, and a third kernel puts them together. A row's drafts
+are more queries of its program: the j-th sees j keys more, and the row's blocks are read once for
+them all.
 No faster on an H200, and so not done: launching every kernel of a captured step early, not these
 two alone; rows that read their prompt's blocks for themselves; and blocks that come through tensor
 descriptors.
