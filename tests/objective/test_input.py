@@ -312,6 +312,38 @@ def test_loss_refuses_shapes_rows_and_missing_arguments():
         prefix.assign(case.rewards, case.group, case.lengths)
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(0, 3), slice(3, None), slice(1, 2), slice(0, 0)])
+@pytest.mark.parametrize("preset", ["grpo", "gspo", "dapo"])
+def test_more_tokens_than_a_response_was_assigned_are_refused(preset, part):
+    """A part of the batch is a micro-batch; a token more than a response has would be weighed as one of its own."""
+    objective = eq.Objective.preset(preset)
+    credit = objective.assign([1.0, 0.0, 0.0], [0, 0, 1], [3, 2, 9])
+    x, response = torch.full((5,), -1.0), torch.tensor([0, 0, 0, 1, 1])
+    if preset != "gspo" or part != slice(1, 2):
+        objective.loss(x[part], x[part], credit, response[part])
+    more = torch.cat([response[part], torch.tensor([1, 1, 1])])
+    had = 3 + int((response[part] == 1).sum())
+    x = torch.full(more.shape, -1.0)
+    said = f"response 1 has {had} tokens in this call of loss, and assign was given 2 for it"
+    for tokens in (more, more.flip(0)):
+        with pytest.raises(ValueError, match=said):
+            objective.loss(x, x, credit, tokens)
+
+
+def test_more_tokens_than_the_batch_are_refused_by_their_number_alone():
+    """Which the host knows also on CUDA, where asking for the tokens of each response would wait."""
+    objective = eq.Objective()
+    credit = objective.assign([1.0, 0.0], [0, 0], [3, 2])
+    x, response = torch.full((6,), -1.0), torch.tensor([0, 0, 0, 1, 1, 1])
+    said = "logprobs has 6 tokens, and assign was given 5 for the whole batch"
+    for given in (credit, credit.to(torch.device("cpu")), credit.part(torch.tensor([True, True]))):
+        with pytest.raises(ValueError, match=said):
+            objective.check_tokens(
+                given, x, old_logprobs=x, response=response, position=None, entropy=None, ref_logprobs=None,
+                rollout_logprobs=None,
+            )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_every_precision_gives_a_gradient_of_its_own_precision(dtype):
     case = draw(6, empty=False)

@@ -95,6 +95,15 @@ def response_sum(x: Tensor, response: Tensor, rows: int, runs: Runs | None) -> T
     return x.new_zeros(rows).scatter_add_(0, response, x)
 
 
+def token_count(response: Tensor, rows: int, runs: Runs | None) -> Tensor:
+    """[rows] int64: how many tokens of each response are here."""
+    if runs is not None:
+        return runs.of_responses(torch.from_numpy(runs.count), rows)
+    if not response.is_cuda:
+        return torch.from_numpy(np.bincount(response.numpy(), minlength=rows))
+    return response_sum(torch.ones_like(response), response, rows, None)
+
+
 def _complete(unit: Numbers) -> Numbers:
     """The runs after which no unit begun before goes on; unit [R] of each run."""
     index = np.arange(len(unit))

@@ -38,6 +38,7 @@ class Credit:
     kl_weight: Tensor | None  # [B] the weight of a token's KL; None for an objective without one
     counted: Tensor  # [B] bool: whether the mean over prompts counts the response's group
     tokens: Tensor  # 0-dim: how many tokens the entropy bonus is averaged over
+    all_tokens: int  # Σ lengths of the whole batch, known on the host
     metrics: dict[str, Tensor]  # bias/* and difficulty/*, 0-dim
     per_token: bool = False  # whether weight is [N]
     token_advantage: Tensor | None = None  # [N] added to the advantage of the token's response
@@ -183,6 +184,7 @@ def weigh(
     averaged_groups: str,
     with_kl: bool,
     tokens: PerToken,
+    all_tokens: int,
     metrics: dict[str, Tensor],
 ) -> Credit:
     """w_i = 1/(P·G·ℓ_i), transformed by the cancellation; and what biases the result has."""
@@ -209,6 +211,7 @@ def weigh(
         kl_weight=kl_weight,
         counted=counted,
         tokens=lengths.sum(),
+        all_tokens=all_tokens,
         metrics=metrics,
     )
     if tokens.ids is None and not tokens.given:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.objective import chunks
 from equipoise.objective.cancellation import WEIGHT_TRANSFORMS
-from equipoise.objective.chunks import Runs
+from equipoise.objective.chunks import Runs, token_count
 from equipoise.objective.credit import Credit
 from equipoise.objective.loss import (
     CleanRatios,
@@ -86,7 +86,7 @@ def evaluate(
     """
     if not given.response.is_cuda:
         given = given._replace(runs=Runs.of(given.response))
-        refuse_rows(given.response, len(credit.lengths), given.runs)
+        refuse_rows(given.response, credit.lengths, given.runs)
         if credit.per_token and given.position is not None:
             refuse_positions(credit, given.response, given.position)
     whole = _whole(o, credit, given) if o.needs_whole_responses else None
@@ -116,16 +116,25 @@ def evaluate(
     return LossOutput(losses.loss, ok if whole is None else ok & whole, stats, credit, given.logp)
 
 
-def refuse_rows(response: Tensor, rows: int, runs: Runs | None = None) -> None:
-    """A ValueError that names the first token whose row is not in the batch; CPU only."""
+def refuse_rows(response: Tensor, lengths: Tensor, runs: Runs | None = None) -> None:
+    """A ValueError that names the first token whose row is not in the batch, or the first response
+    with more tokens than its length; CPU only.
+    """
     if response.numel() == 0:
         return
     found = response if runs is None else torch.from_numpy(runs.row)
     least, most = found.aminmax()
-    if int(least) >= 0 and int(most) < rows:
-        return
-    i = int(((response < 0) | (response >= rows)).nonzero()[0])
-    raise ValueError(f"response[{i}] = {int(response[i])}: it must be a row, 0 to {rows - 1}")
+    rows = len(lengths)
+    if int(least) < 0 or int(most) >= rows:
+        i = int(((response < 0) | (response >= rows)).nonzero()[0])
+        raise ValueError(f"response[{i}] = {int(response[i])}: it must be a row, 0 to {rows - 1}")
+    count = token_count(response, rows, runs)
+    if bool((count > lengths).any()):
+        i = int((count > lengths).nonzero()[0])
+        raise ValueError(
+            f"response {i} has {int(count[i])} tokens in this call of loss, and assign was given {int(lengths[i])} "
+            "for it: it must be at most that; give assign the lengths of what loss is given"
+        )
 
 
 def refuse_positions(credit: Credit, response: Tensor, position: Tensor) -> None:
@@ -210,11 +219,8 @@ def _whole(o: Stack, credit: Credit, given: Given) -> Tensor:
     """Whether every response (or group) begun here is whole;
     on the CPU, where asking is free, refuse if not.
     """
-    want, got = credit.lengths, torch.zeros_like(credit.lengths)
-    if given.runs is not None:
-        got.index_add_(0, torch.from_numpy(given.runs.row), torch.from_numpy(given.runs.count))
-    else:
-        got.scatter_add_(0, given.response, torch.ones_like(given.response))
+    want = credit.lengths
+    got = token_count(given.response, len(want), given.runs)
     unit, begun = "response", got > 0
     if o.needs_whole_groups:
         unit, begun = "group", credit.groups.max((got > 0).to(torch.float64)) > 0

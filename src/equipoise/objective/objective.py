@@ -176,7 +176,7 @@ class Objective(Stack):
         A = self._reweighted(self._advantage(batch, columns), success, y, inputs.history, metrics)
         if facts.right_or_wrong:
             metrics["bias/baseline_bias"] = bias.baseline_bias(success)
-        credit = self._weighed(batch, A, per_token, metrics)
+        credit = self._weighed(batch, A, per_token, int(facts.tokens), metrics)
         if self.difficulty is not None:
             self.difficulty.update(y)
         return credit
@@ -197,7 +197,7 @@ class Objective(Stack):
         return dataclasses.replace(batch, r=batch.r - penalty)
 
     def _weighed(
-        self, batch: Batch, A: Tensor, tokens: PerToken, metrics: dict[str, Tensor]
+        self, batch: Batch, A: Tensor, tokens: PerToken, all_tokens: int, metrics: dict[str, Tensor]
     ) -> Credit:
         """The credit, refused where a coefficient is not a finite number."""
         credit = weigh(
@@ -208,6 +208,7 @@ class Objective(Stack):
             averaged_groups=self.averaged_groups,
             with_kl=self.kl > 0,
             tokens=tokens,
+            all_tokens=all_tokens,
             metrics=metrics,
         )
         _refuse_not_finite(credit)
@@ -347,7 +348,7 @@ class Objective(Stack):
         in the batch.
         """
         if not response.is_cuda:
-            refuse_rows(response, len(credit.advantage))
+            refuse_rows(response, credit.lengths)
         if credit.per_token and position is not None and not position.is_cuda:
             refuse_positions(credit, response, position)
         if self.needs_whole_groups:
@@ -396,6 +397,11 @@ class Objective(Stack):
         if response.dtype != torch.int64:
             raise ValueError(
                 f"response has dtype {response.dtype}: it must be int64, a row of the batch per token"
+            )
+        if len(logprobs) > credit.all_tokens:
+            raise ValueError(
+                f"logprobs has {len(logprobs)} tokens, and assign was given {credit.all_tokens} for the whole batch: "
+                "it must be at most that; give assign the lengths of what loss is given"
             )
 
 
