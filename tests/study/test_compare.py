@@ -12,12 +12,14 @@ import pytest
 from scipy import stats
 
 from equipoise import cli
+from equipoise.config.config import accuracies
 from equipoise.evaluate.paired import interval
+from equipoise.report.metrics import meaning
 from equipoise.report.runs import ReportError, read
 from equipoise.study import compare as study
 from equipoise.study.compare import Variant, differences, variants, verdict
 from equipoise.study.fork_server import ForkServer
-from equipoise.train import ConfigError, RunError, RunFolder
+from equipoise.train import Config, ConfigError, RunError, RunFolder
 from tests.train.tiny import make_model
 
 ROOT = Path(__file__).parents[2]
@@ -186,7 +188,7 @@ def test_a_whole_comparison_and_again(tmp_path, started, monkeypatch, capsys):
     compare("acc@2")
     assert len(started) == 4
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/*/metrics.jsonl")} == before
-    with pytest.raises(ConfigError, match=r"has no such number \(acc@2"):
+    with pytest.raises(ConfigError, match="acc@9: no evaluation has such a number"):
         compare("acc@9")
     (out / "report.html").unlink()
     (out / "report.html").mkdir()  # what cannot be written is an error still
@@ -212,6 +214,39 @@ def test_a_folder_in_use_is_refused_with_the_commands_own_flag(tmp_path, started
     assert log.read_text() == "step 1\n"
 
 
+@pytest.mark.parametrize(
+    ("metric", "options", "said"),
+    [
+        ("acc@9", [], 'did you mean "acc@8"? (acc@8, best@8, pass@2, pass@4, maj@8, greedy, reward, length,'),
+        ("accuracy/mean", [], "use one of (acc@8,"),
+        ("greedy", ["--eval.greedy", "false"], "use one of (acc@8,"),
+        ("gaming/greedy", ["--eval.greedy", "false"], "use one of (acc@8,"),
+        ("probe/entropy", [], "no evaluation has such a number (with eval.probe = true); use one of"),
+        ("probe/entropi", ["--eval.probe", "true"], "use one of"),
+        ("acc@8", ["--eval.samples", "4"], 'did you mean "acc@4"?'),
+    ],
+)
+def test_a_metric_that_no_run_will_have_is_refused_before_any_is_trained(tmp_path, started, metric, options, said):
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        study.compare(None, ["objective.aggregation=token,balanced"], 2, tmp_path / "c", metric, 1, options)
+    assert str(refused.value).startswith(f"--metric {metric}: no evaluation has such a number")
+    assert started == []
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("metric", [*accuracies(8, greedy=True), *study.MEASURED, *study.JUDGED])
+def test_metrics_of_an_evaluation_are_let_through(metric):
+    study.check_metric(metric, Config())
+    assert meaning("eval.jsonl", metric)
+
+
+@pytest.mark.parametrize("metric", ["probe/shared/entropy", "probe/answers/drift", "start/to-25"])
+def test_metrics_of_the_probe_are_let_through_with_it(metric):
+    probed = Config()
+    probed.eval.probe = True
+    study.check_metric(metric, probed)
+
+
 def test_the_default_metric_is_the_configurations():
     assert study.default_metric(None, ["--eval.samples", "4"]) == "acc@4"
 
@@ -222,6 +257,13 @@ def run_with(folder, scores, **probe):
     (folder / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "metrics.jsonl").write_text('{"step": 1, "entropy": 0.5, "drift/shared_contexts/last_update": 0.002}\n')
     return read(folder, folder.name)
+
+
+def test_a_number_that_a_run_might_have_had_and_has_not_is_an_error(tmp_path):
+    """No vote where rewards are numbers: known only when the run has answered."""
+    run_with(tmp_path / "a", [0.2, 0.4], reward=0.5)
+    with pytest.raises(ConfigError, match=r"--metric maj@8: .*eval.jsonl has no such number \(acc@8, reward\)"):
+        study._variant("a", [RunFolder(tmp_path / "a")], "maj@8")
 
 
 def test_the_measures_of_each_variant_are_told_over_its_seeds(tmp_path):

@@ -27,8 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise import report
+from equipoise.config.config import accuracies
 from equipoise.evaluate import peak
 from equipoise.evaluate.paired import Difference, in_words, interval, paired_differences
+from equipoise.objective.choice import did_you_mean
+from equipoise.report.metrics import meaning
 from equipoise.report.runs import Run, read
 from equipoise.report.stability import COLUMNS, Stability, curve_of, stability
 from equipoise.study.runs import train_all
@@ -42,6 +45,10 @@ OWN = {
     "train.out": "--out says where all runs go",
     "log.terminal": "runs beside each other share no terminal",
 }
+# Of an evaluation, beside its accuracies; with eval.probe also probe/… and start/…
+MEASURED = ("reward", "length", "length_gap")
+JUDGED = ("gaming/greedy", "gaming/greedy_drop")  # by the second judge, of the greedy responses
+PROBED = ("probe/", "start/")
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,8 @@ def compare(
         for name, settings in grid.items()
         for seed in range(seeds)
     }
+    for config in configs.values():
+        check_metric(metric, config)
     steps = next(iter(configs.values())).train.steps
     size = f"{_counted(len(grid), 'variant')} × {_counted(seeds, 'seed')}, {steps} steps each"
     alone = "; nothing to compare it with: --vary takes several values" if len(grid) == 1 else ""
@@ -181,6 +190,21 @@ def _config(
     if not config.eval.every:
         raise ConfigError("eval.every = 0: a comparison needs evaluations; must be at least 1")
     return config
+
+
+def check_metric(metric: str, config: Config) -> None:
+    """Refuse what no evaluation of this configuration can have: before it is trained, not after."""
+    wanted = config.eval
+    if wanted.probe and metric.startswith(PROBED) and meaning("eval.jsonl", metric):
+        return
+    known = [*accuracies(wanted.samples, greedy=wanted.greedy), *MEASURED]
+    known += JUDGED if wanted.greedy else ()
+    if metric not in known:
+        probed = " (with eval.probe = true)" if metric.startswith(PROBED) else ""
+        raise ConfigError(
+            f"--metric {metric}: no evaluation has such a number{probed};"
+            f"{did_you_mean(metric, known)} ({', '.join(known)})"
+        )
 
 
 def _variant(name: str, folders: Sequence[RunFolder], metric: str) -> Variant:
