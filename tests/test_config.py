@@ -196,6 +196,11 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--reward.functions", '["task", "task"]'], "reward.functions has 2 entries, reward.weights 1"),
         (["--reward.functions", "[]", "--reward.weights", "[]"], "reward.functions"),
         (["--reward.weights", "nan"], "reward.weights"),
+        (["--reward.weights", "0"], "reward.weights = [0.0]: at least one must not be 0, or every reward is 0"),
+        (["--reward.functions", '["task", "tags"]', "--reward.weights", "[0, 0]"], "[1.0, 1.0] adds the functions up"),
+        (["--reward.correct", "-1"], "reward.wrong = 0: must be at most reward.correct, -1, or what is not right"),
+        (["--reward.wrong", "2"], "reward.wrong = 2: must be at most reward.correct, 1"),
+        (["--reward.unparsed", "2"], "reward.unparsed = 2: must be at most reward.correct, 1"),
         (["--reward.overlong_buffer", "-1"], "reward.overlong_buffer = -1: must be at least 0"),
         (["--optim.betas", "[0.9]"], "optim.betas = [0.9]: must be two numbers"),
         (["--optim.betas", "[0.9, 1.0]"], "optim.betas[1] = 1.0: must be less than 1 (AdamW's two decay rates)"),
@@ -266,6 +271,20 @@ def test_names_of_other_trainers_lead_to_options_that_exist():
         section, key = option.split(".")
         assert key in sections[section]
         assert not any(name in options for options in sections.values()), name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--reward.wrong", "-1", "--reward.unparsed", "-2", "--reward.bad_gold", "2"],
+        ["--reward.correct", "0", "--reward.wrong", "0", "--reward.unparsed", "-1"],
+        ["--reward.weights", "-1"],  # on purpose
+        ["--reward.functions", '["task", "tags"]', "--reward.weights", "[0, 1]"],
+        ["--reward.weights", "0", "--train.teacher", "abacus"],
+    ],
+)
+def test_rewards_that_can_teach_something(arguments):
+    load(None, arguments)
 
 
 def test_a_single_response_is_allowed_where_nothing_is_compared():

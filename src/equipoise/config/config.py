@@ -13,6 +13,8 @@ from equipoise.objective.stack import refuse_per_token
 from equipoise.toml import toml
 
 SLOTS = ("advantage", "difficulty", "cancellation", "aggregation", "surrogate")
+# Verdicts that say a response has no right answer, or none that could be found.
+NOT_RIGHT = ("wrong", "unparsed", "timeout", "limit", "crashed")
 COMPARE_NOTHING = ("reward", "none")  # advantages that a single response has
 
 
@@ -100,6 +102,30 @@ class Config(BaseModel):
                 f"reward.functions has {functions} entries, reward.weights {weights}: there must be as many "
                 f"of both, at least one; reward.weights = {[1.0] * max(functions, 1)} adds them up"
             )
+        return self
+
+    @model_validator(mode="after")
+    def some_reward_counts(self) -> Self:
+        if not any(self.reward.weights) and not self.train.teacher:
+            weights = list(self.reward.weights)
+            raise ValueError(
+                f"reward.weights = {weights}: at least one must not be 0, or every reward is 0 and "
+                f"nothing is learnt; {[1.0] * len(weights)} adds the functions up"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def a_right_answer_pays_most(self) -> Self:
+        """What `correct` means in metrics and warnings; a negative weight says that it is not wanted."""
+        correct = self.reward.correct
+        for verdict in NOT_RIGHT:
+            worth = getattr(self.reward, verdict)
+            if isinstance(worth, float) and worth > correct:
+                raise ValueError(
+                    f"reward.{verdict} = {worth:g}: must be at most reward.correct, {correct:g}, or what "
+                    "is not right pays more than what is; to train against a verifier give its function "
+                    "a negative weight in reward.weights"
+                )
         return self
 
     @model_validator(mode="after")
