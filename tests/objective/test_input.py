@@ -102,6 +102,45 @@ def test_a_stack_that_makes_no_sense_is_refused_when_built(choices, sentence):
         eq.Objective(**choices)
 
 
+ALL_CHOICES = (
+    r"\(advantage, difficulty, cancellation, aggregation, surrogate, averaged_groups, reward_weights, combine, kl, "
+    r"kl_estimator, entropy_bonus, mismatch, length_penalty, off_policy_mask\)"
+)
+
+
+@pytest.mark.parametrize("build", [eq.Objective, lambda **knobs: eq.Objective.preset("grpo", **knobs)])
+def test_an_unknown_choice_names_the_nearest_and_all_of_them(build):
+    for knob in ("balanced", {"name": "balanced"}, {"over": "batch"}):
+        with pytest.raises(
+            ValueError, match=rf'^objective.agregation is not known; did you mean "aggregation"\? {ALL_CHOICES}$'
+        ):
+            build(agregation=knob)
+    with pytest.raises(ValueError, match=rf"^objective.xyz is not known; use one of {ALL_CHOICES}$"):
+        build(aggregation="balanced", xyz=1)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "sentence"),
+    [
+        *((name, value, "must be a number") for name in ("kl", "entropy_bonus", "length_penalty", "off_policy_mask")
+          for value in ("0.1", True, [0.1])),
+        ("kl", None, "must be a number"),
+        *(("reward_weights", value, "must be numbers, one per reward") for value in (1.0, "ab", None, [None], [[1.0]])),
+        *(("difficulty", {"name": "hadw", "reward_range": value}, r"must be \(low, high\) with low < high")
+          for value in (1.0, "ab", (0.0,), ("a", "b"), (0, 1, 2), None)),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_no_number_is_refused_by_its_name(knob, value, sentence):
+    with pytest.raises(ValueError, match=f"^(objective\\.{knob}|difficulty.reward_range) = .* {sentence}"):
+        eq.Objective.preset("grpo", **{knob: value})
+
+
+@pytest.mark.parametrize("name", [3, None, ["grpo"]])
+def test_a_preset_that_is_no_name_is_refused(name):
+    with pytest.raises(ValueError, match=r"^objective\.preset = .* is not known"):
+        eq.Objective.preset(name)
+
+
 def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(ValueError, match='did you mean "grpo"'):
         eq.Objective.preset("grppo")

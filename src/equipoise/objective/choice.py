@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import math
@@ -68,6 +69,14 @@ def nearest(slot: str, name: object, known: list[str]) -> str:
     return (
         f'objective.{slot} = "{name}" is not known;{did_you_mean(name, known)} ({", ".join(known)})'
     )
+
+
+def number(slot: str, value: Any) -> float:
+    """An option that is a number by itself, or a ValueError that names it."""
+    if not isinstance(value, str | bool):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value)
+    raise ValueError(f"objective.{slot} = {value!r} must be a number")
 
 
 @dataclass(frozen=True)

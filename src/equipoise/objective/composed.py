@@ -27,6 +27,8 @@ def choices_of(name: str, base: Mapping[str, Any] | None = None) -> dict[str, An
     """The choices of a preset ("dapo"), of a preset and changes to it ("dapo+balanced+hadw") or,
     where `base` is given, of changes to that ("balanced").
     """
+    if not isinstance(name, str):
+        raise ValueError(nearest("preset", name, list(PRESETS)))
     first, *rest = words = [word.strip() for word in name.split("+")]
     if first in PRESETS:
         return changed(dict(PRESETS[first].choices), rest, name)

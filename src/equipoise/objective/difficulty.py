@@ -8,8 +8,9 @@ saves and loads as JSON, and it changes only at the end of `assign`, after every
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -104,11 +105,7 @@ class _Anchored:
             raise ValueError(
                 f"difficulty.threshold = {self.threshold} must be a success rate, 0 to 1"
             )
-        low, high = self.reward_range = (float(self.reward_range[0]), float(self.reward_range[1]))
-        if not -math.inf < low < high < math.inf:
-            raise ValueError(
-                f"difficulty.reward_range = {self.reward_range} must be (low, high) with low < high"
-            )
+        self.reward_range = _range(self.reward_range)
 
     def check_range(self, low: float, high: float) -> None:
         """Where no accuracy is known the rewards serve as one, and must lie on their range."""
@@ -154,6 +151,14 @@ class _Anchored:
                 f"the saved anchor holds {len(anchors)} entries, difficulty.memory is {self.memory}"
             )
         self.observations, self.anchors = observations, anchors
+
+
+def _range(given: Sequence[float]) -> tuple[float, float]:
+    with contextlib.suppress(TypeError, ValueError):
+        low, high = map(float, given)
+        if -math.inf < low < high < math.inf:
+            return low, high
+    raise ValueError(f"difficulty.reward_range = {given!r} must be (low, high) with low < high")
 
 
 def _deviation(x: list[float]) -> float:

@@ -88,7 +88,9 @@ class Objective(Stack):
         try:
             return cls(**choices)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}" if "+" in name else str(error)) from error
+            if "+" not in name:
+                raise
+            raise ValueError(f"{name}: {error}") from error
 
     def __repr__(self) -> str:
         first, rest = (self.advantage, self.difficulty_choice), (self.aggregation, self.surrogate)

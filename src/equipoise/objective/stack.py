@@ -7,14 +7,15 @@ Not here: what the choices compute.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec
 
 from equipoise.objective.advantage import ADVANTAGES, NOT_ZERO_SUM, grpo_scale
 from equipoise.objective.aggregation import AGGREGATIONS
 from equipoise.objective.cancellation import CANCELLATIONS, WEIGHT_TRANSFORMS
-from equipoise.objective.choice import Spec, choose, nearest
+from equipoise.objective.choice import Spec, choose, did_you_mean, nearest, number
 from equipoise.objective.difficulty import DIFFICULTIES, Debias, Difficulty
 from equipoise.objective.regularizer import KL_ESTIMATORS, MISMATCH
 from equipoise.objective.surrogate import SEQUENCE_LEVEL, SURROGATES
@@ -22,11 +23,30 @@ from equipoise.objective.surrogate import SEQUENCE_LEVEL, SURROGATES
 # cut, or gated, by the sign of A
 SIGN_DEPENDENT = ("ppo_clip", "dual_clip", "aspo", "dppo", "sapo")
 EXCHANGEABLE = ("token", "constant")
+P = ParamSpec("P")
+
+
+def _known_choices(
+    init: Callable[Concatenate[Stack, P], None],
+) -> Callable[Concatenate[Stack, P], None]:
+    """A choice that there is not is refused with the nearest one, before Python does."""
+    known = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(self: Stack, *positional: P.args, **choices: P.kwargs) -> None:
+        for slot in choices:
+            if slot not in known:
+                hint = did_you_mean(slot, known)
+                raise ValueError(f"objective.{slot} is not known;{hint} ({', '.join(known)})")
+        init(self, *positional, **choices)
+
+    return checked
 
 
 class Stack:
     """The choices, each looked up by its name; `Objective` says what they are."""
 
+    @_known_choices
     def __init__(
         self,
         advantage: Spec = "grpo",
@@ -60,18 +80,20 @@ class Stack:
                 raise ValueError(nearest(slot, name, list(known)))
         self.cancellation = cancellation
         self.averaged_groups = averaged_groups
-        self.reward_weights = [float(w) for w in reward_weights]
+        self.reward_weights = _weights(reward_weights)
         self.combine = combine
-        self.kl = float(kl)
+        self.kl = number("kl", kl)
         self.kl_estimator = kl_estimator
-        self.entropy_bonus = float(entropy_bonus)
+        self.entropy_bonus = number("entropy_bonus", entropy_bonus)
         self.difficulty: Difficulty | None = None
         if self.difficulty_choice.function is not None:
             self.difficulty = self.difficulty_choice()
         if isinstance(self.difficulty, Debias) and self.advantage.name == "grpo":
             self.difficulty.scale = functools.partial(grpo_scale, **self.advantage.options)
-        self.length_penalty = float(length_penalty)
-        self.off_policy_mask = None if off_policy_mask is None else float(off_policy_mask)
+        self.length_penalty = number("length_penalty", length_penalty)
+        self.off_policy_mask = (
+            None if off_policy_mask is None else number("off_policy_mask", off_policy_mask)
+        )
         _refuse_nonsense(self)
 
     @property
@@ -188,6 +210,15 @@ def refuse_per_token(o: Stack, *, weight: bool, advantage: bool) -> None:
             "token_advantage gives every token a sign of its own: aggregation = balanced, which needs the "
             "response's, and averaged_groups = informative have no meaning then"
         )
+
+
+def _weights(given: Sequence[float]) -> list[float]:
+    try:
+        return [number("reward_weights", weight) for weight in given]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"objective.reward_weights = {given!r} must be numbers, one per reward"
+        ) from None
 
 
 def _refuse_numbers(o: Stack) -> None:
