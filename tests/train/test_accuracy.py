@@ -1,5 +1,6 @@
 """Accuracy is not the reward: what is filtered, remembered and anchored follows verdicts, whatever shaping adds."""
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -82,6 +83,33 @@ def test_numbers_without_a_verdict_are_their_own_accuracy(model, tmp_path):
     Trainer(settings(model, tmp_path / "run", **options)).run()
     record = metrics(tmp_path / "run")[0]
     assert record["accuracy/mean"] == pytest.approx(record["reward/mean"])
+
+
+@pytest.mark.parametrize("shift", [0, 0.5])
+def test_rewards_of_minus_one_and_one_give_the_share_that_is_right(shaped, shift):
+    """As an evaluation counts them; their mean stood in the place of the share."""
+    t = shaped(MIXED, train__steps=1, log__rollouts_every=1)
+    signs = 2 * torch.tensor(MIXED, dtype=torch.float64).flatten() - 1 + shift
+    kinds = ["scored"] * len(signs)
+    t.collector.scorer.settle = lambda prompts, asked: Scores(
+        signs[:, None].clone(), signs, kinds, [], [[kind] for kind in kinds], []
+    )
+    t.run()
+    assert metrics(t.folder.path)[0]["accuracy/mean"] == pytest.approx(5 / 12)
+    kept = pq.read_table(t.folder.rollouts / "step-1.parquet", columns=["accuracy"])["accuracy"]
+    assert sum(kept.to_pylist()) == 5
+    ids = [t.task.prompt(i).id for i in range(3)]
+    assert t.collector.history.counts(ids, 1) == [[4, 4, 0], [0, 4, 0], [1, 4, 0]]
+
+
+def test_groups_beyond_the_range_of_a_rate_still_differ(shaped):
+    """Dynamic sampling keeps 3 beside 7, which are the same success."""
+    t = shaped(MIXED, rollout__dynamic_sampling=True, rollout__max_draws=1)
+    sevens = torch.tensor([3.0, 7, 7, 7, 7, 7, 7, 7, 3, 3, 3, 3], dtype=torch.float64)
+    t.collector.scorer.settle = lambda prompts, asked: Scores(
+        sevens[:, None].clone(), sevens, ["scored"] * 12, [], [["scored"]] * 12, []
+    )
+    assert len(t.collector.collect(1).prompts) == 1
 
 
 def test_biases_of_what_pushes_are_told_of_the_first_pass_and_the_last_step(model, tmp_path):

@@ -18,8 +18,8 @@ LAST_UPDATE = "/last_update"  # ends the names of what the last optimizer step o
 _STEP = {
     "step": "The step of this line; in `eval.jsonl` 0 is before training.",
     "reward/std": "Population deviation of the rewards of the step.",
-    "accuracy/mean": "Mean accuracy (the first verdict on the answer, else the reward) over all responses drawn, those "
-    "of dropped groups as well.",
+    "accuracy/mean": "Mean accuracy (the first verdict on the answer, else the reward, cut off at 0 and 1) over all "
+    "responses drawn, those of dropped groups as well.",
     "completions/min_length": "Tokens of the shortest response.",
     "completions/max_length": "Tokens of the longest response.",
     "groups/drawn": "Groups sampled for the step; more than were kept where dynamic sampling draws again.",

@@ -46,7 +46,8 @@ class StepBatch:
     unscored: int  # responses left out because their verdict is worth no score
     kinds: Counter[str]  # verdicts of all responses drawn, those left out as well
     troubles: list[dict[str, str]]  # verifier errors
-    # [B] float64, 1 right, 0 not, partial credit between; by the reward where no verdict says
+    # [B] float64, 1 right, 0 not, partial credit between; where no verdict says, what the reward
+    # is as a rate, whose differences count even where it lies outside of 0 and 1
     accuracy: Tensor
     # [R] float64, accuracies of all responses drawn that have a score,
     # those of dropped groups as well
@@ -57,6 +58,11 @@ class StepBatch:
     past: Tensor
     function_kinds: list[list[str]]  # [B][K] the kind of each function's verdict
     tallies: list[Tally]  # [K] of all responses drawn
+
+    @property
+    def success(self) -> Tensor:
+        """[B] as an evaluation counts it: a reward of −1 is no success, not less than none."""
+        return self.accuracy.clamp(0, 1)
 
     def tokens_in_loss(self) -> Tensor:
         keep = (self.lengths > 0)[response_ids(self.rollouts.lengths)]
@@ -149,7 +155,7 @@ class Collector:
         rows = [batch.prompts[i].id for i in batch.rollouts.prompt.tolist()]
         # Counts of earlier steps only: read before this step's outcomes are recorded.
         batch.past = torch.tensor(self.history.counts(rows, step), dtype=torch.float64).view(-1, 3)
-        self.history.record(rows, batch.accuracy.tolist(), step)
+        self.history.record(rows, batch.success.tolist(), step)
         return batch
 
     def _sampled(
@@ -353,7 +359,7 @@ def statistics(batch: StepBatch) -> dict[str, float]:
         "groups/too_hard": batch.hard / batch.drawn,
     }
     if len(batch.sampled):
-        drawn["accuracy/mean"] = float(batch.sampled.mean())
+        drawn["accuracy/mean"] = float(batch.sampled.clamp(0, 1).mean())
     if len(total) == 0:
         return drawn | verdicts
     low, high = _extremes(batch, total)
@@ -414,7 +420,7 @@ def write_rollouts(
             "weight": weight.tolist(),
             "coefficient": coefficient.tolist(),
             "logprob_sum": sums,
-            "accuracy": batch.accuracy.tolist(),
+            "accuracy": batch.success.tolist(),
             "past_successes": batch.past[:, 0].tolist(),
             "past_attempts": batch.past[:, 1].tolist(),
             "past_age": batch.past[:, 2].tolist(),
