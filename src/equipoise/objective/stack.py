@@ -33,7 +33,7 @@ def _known_choices(
     known = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
-    def checked(self: Stack, *positional: P.args, **choices: P.kwargs) -> None:
+    def checked(self: Stack, /, *positional: P.args, **choices: P.kwargs) -> None:
         for slot in choices:
             if slot not in known:
                 hint = did_you_mean(slot, known)
