@@ -302,3 +302,53 @@ def test_a_log_without_differences_leaves_no_gaps_in_the_sentences():
 )
 def test_what_a_change_keeps_of_the_audited_objective_is_in_its_name(objective, against, names):
     assert list(gathered(objective, against, True)) == names
+
+
+def _distilled(folder, objective='preset = "distillation"'):
+    """A run directory whose teacher gives every token its advantage; rewards are only measured."""
+    (folder / "rollouts").mkdir()
+    (folder / "config.toml").write_text(f'[objective]\n{objective}\n[train]\nteacher = "model"\n')
+    columns = Law(right=600, wrong=900).draw(80, seed=0)
+    prompts = np.unique(columns.pop("prompt_id"), return_inverse=True)[1]
+    n = len(prompts)
+    table = columns | {"prompt_id": prompts, "finish": ["stop"] * n, "logprob_sum": np.zeros(n)}
+    pq.write_table(pa.table(table), folder / "rollouts" / "step-1.parquet")
+    return folder
+
+
+def test_a_run_without_advantages_of_rewards_is_told_what_does_not_apply(tmp_path):
+    """It was told that no group had right and wrong responses, and that groups with equal rewards teach nothing."""
+    run = _distilled(tmp_path)
+    said = {a.topic: a for a in advise(measure(run))}
+    assert set(said) == {"right against wrong", "truncation"}
+    first = said["right against wrong"]
+    assert (first.evidence, first.change) == (None, None)
+    assert "does not apply: distillation takes no advantage of rewards" in first.finding
+    assert "--objective dapo" in first.finding
+    page = " ".join(main_text([str(run)]).split())
+    assert "does not apply" in page
+    for empty in ("What an objective makes of it", "The group baseline", "pull of right : wrong, distillation"):
+        assert empty not in page
+    assert "mean reward" in page
+    both = main_text([str(run)], against=["grpo"])
+    assert "What an objective makes of it" in both  # grpo's column has something to say
+    assert "The group baseline" not in both
+
+
+def test_a_teacher_beside_rewards_is_noted(tmp_path):
+    audit = measure(_distilled(tmp_path, 'preset = "dapo"\ntop_entropy_quantile = 0.2'))
+    notes = " ".join(audit.notes)
+    assert "train.teacher: what it adds to each token's advantage is not in a log" in notes
+    assert "objective.top_entropy_quantile: which tokens it left out is not in a log" in notes
+    assert len(advise(audit)) > 2
+
+
+def test_groups_with_equal_rewards_teach_where_there_is_no_baseline():
+    columns = Law(a=0.05, b=0.05).draw(200, seed=0)
+    kept = advice(columns, "reinforce")["degenerate groups"]
+    assert (kept.evidence, kept.change) == (False, None)
+    assert "reinforce takes no baseline, so they teach as well" in kept.finding
+    dropped = advice(columns, "grpo")["degenerate groups"]
+    assert (dropped.evidence, dropped.change) == (True, "rollout.dynamic_sampling = true")
+    regime = advice(columns, "reinforce")["regime"]
+    assert regime.finding == "no evidence: too few groups have both A > 0 and A < 0."

@@ -51,6 +51,8 @@ class Advice:
 
 def advise(audit: Audit) -> list[Advice]:
     """The advice on the audited objective, one entry per subject."""
+    if _advantage(audit) == "none":
+        return [_no_advantage(audit), _truncated(audit)]
     return [
         _coupling(audit),
         *([_starvation(audit)] if _rule(audit) in PER_RESPONSE else []),
@@ -71,6 +73,17 @@ def beyond(estimate: Estimate, floor: float) -> bool | None:
 
 def _unknown(topic: str, why: str) -> Advice:
     return Advice(topic, None, f"no evidence: {why}")
+
+
+def _no_advantage(audit: Audit) -> Advice:
+    name = audit.objective
+    return Advice(
+        "right against wrong",
+        None,
+        f"does not apply: {name} takes no advantage of rewards. Each token has its own, of a teacher, which a log does "
+        "not hold: how hard right and wrong responses pull, what the group's mean is off by and which groups teach "
+        "nothing cannot be said. What rewards would do under another objective: --objective dapo.",
+    )
 
 
 def _coupling(audit: Audit) -> Advice:
@@ -165,10 +178,13 @@ def _regime(audit: Audit) -> Advice:
     difference = log["token_minus_sequence"]
     token = log["token_distance"]
     sequence = log["sequence_distance"]
+    signs = (
+        "both A > 0 and A < 0" if _takes_no_baseline(audit) else "both right and wrong responses"
+    )
     if difference.value is None:
-        return _unknown("regime", "no group has both right and wrong responses.")
+        return _unknown("regime", f"no group has {signs}.")
     if difference.low is None or difference.high is None:
-        return _unknown("regime", "too few groups have both right and wrong responses.")
+        return _unknown("regime", f"too few groups have {signs}.")
     where = (
         f"Lengths vary by CV {_number(log['within_cv'])} in a group, "
         f"where wrong ones are {_longer(log['within_gap'])}"
@@ -220,7 +236,7 @@ def _shared(audit: Audit) -> Advice:
 
 def _baseline(audit: Audit) -> Advice:
     topic, o = "baseline bias", audit.overall
-    if audit.choices[audit.objective]["advantage"]["name"] == "reward":
+    if _takes_no_baseline(audit):
         return Advice(topic, False, f"{audit.objective} takes no group baseline.")
     if audit.rewards is None:
         why = "the closed form is for rewards of two values, and this log has not two."
@@ -251,12 +267,15 @@ def _baseline(audit: Audit) -> Advice:
 
 
 def _degenerate(audit: Audit) -> Advice:
-    share = audit.overall.log["degenerate"]
+    topic, share = "degenerate groups", audit.overall.log["degenerate"]
+    said = f"{_percent(share)} of the groups have equal rewards throughout"
+    if _takes_no_baseline(audit):
+        kept = f"{audit.objective} takes no baseline, so they teach as well"
+        return Advice(topic, False, f"{said}; {kept}.")
     found = beyond(share, FLOORS["degenerate"])
-    said = f"{_percent(share)} of the groups have equal rewards throughout and teach nothing."
     start = "no evidence that it is too many: " if found is None else ""
     change = "rollout.dynamic_sampling = true" if found else None
-    return Advice("degenerate groups", found, start + said, change)
+    return Advice(topic, found, f"{start}{said} and teach nothing.", change)
 
 
 def _truncated(audit: Audit) -> Advice:
@@ -297,10 +316,18 @@ def _difficulty(audit: Audit) -> str:
     return str(audit.choices[audit.objective]["difficulty"]["name"])
 
 
+def _advantage(audit: Audit) -> str:
+    return str(audit.choices[audit.objective]["advantage"]["name"])
+
+
+def _takes_no_baseline(audit: Audit) -> bool:
+    return _advantage(audit) == "reward"
+
+
 def _zero_sum_cause(audit: Audit) -> str:
     if _difficulty(audit) != "none":
         return f"difficulty = {_difficulty(audit)}"
-    return f"advantage = {audit.choices[audit.objective]['advantage']['name']}"
+    return f"advantage = {_advantage(audit)}"
 
 
 def _inverse(e: Estimate) -> Estimate:

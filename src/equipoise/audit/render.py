@@ -84,8 +84,9 @@ def page(audit: Audit, advice: Sequence[Advice], path: DataPath | None = None) -
     names = list(audit.stacks)
     wide = [names[i : i + PER_TABLE] for i in range(0, len(names), PER_TABLE)]
     parts: list[RenderableType] = [_head(audit), _log_table(audit)]
-    parts += [_objective_table(audit, some) for some in wide]
-    if audit.rewards is not None:
+    tables = (_objective_table(audit, some) for some in wide)
+    parts += [table for table in tables if table.row_count]
+    if audit.rewards is not None and _has_advantages(audit):
         parts.append(_baseline_table(audit))
     if len(audit.steps) > 1:
         parts.append(_trend_table(audit))
@@ -94,6 +95,11 @@ def page(audit: Audit, advice: Sequence[Advice], path: DataPath | None = None) -
     # Sentences take the terminal's width; the tables above need theirs, and cells may not be cut.
     parts.append(Constrain(_advice(advice), get_terminal_size((WIDTH, 24)).columns))
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
+
+
+def _has_advantages(audit: Audit) -> bool:
+    """False under advantage = none, of which only a teacher's tokens have any."""
+    return bool(audit.choices[audit.objective]["advantage"]["name"] != "none")
 
 
 def _data_path_table(path: DataPath) -> Table:
@@ -200,6 +206,8 @@ def _trend_table(audit: Audit) -> Table:
     }
     for label, take in rows.items():
         values = [take(m) for m in audit.steps]
+        if all(v.value is None for v in values):
+            continue
         line = spark([v.value for v in values])
         table.add_row(label, _shown(values[0]), _shown(values[-1]), line)
     return table

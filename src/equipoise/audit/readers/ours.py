@@ -18,6 +18,10 @@ COLUMNS = ("prompt_id", "reward", "length", "finish", "logprob_sum")
 # A log holds one reward a response, their sum, and no entropies; the preset goes by position.
 NOT_IN_A_LOG = ("preset", "combine", "top_entropy_quantile")
 
+ONE_REWARD = "objective.combine = advantages: the log holds one reward a response, their sum, and so does the audit"
+ENTROPY_MASK = "objective.top_entropy_quantile: which tokens it left out is not in a log; the audit weighs all of them"
+TEACHER = "train.teacher: what it adds to each token's advantage is not in a log; the audit is of the rewards' part"
+
 
 def step_in_name(file: str) -> int | None:
     """The N of step-N.parquet."""
@@ -42,9 +46,15 @@ def run_objective(paths: Sequence[Path]) -> Objective | None:
 def as_trained(log: Log, paths: Sequence[Path]) -> Log:
     """The log as the run's own configuration, where there is one, made use of it."""
     config = _config(paths)
-    if config.get("objective", {}).get("combine") == "advantages":
-        note = "objective.combine = advantages: the log holds one reward a response, their sum, and so does the audit"
-        log = replace(log, notes=(*log.notes, note))
+    objective = config.get("objective", {})
+    notes = []
+    if objective.get("combine") == "advantages":
+        notes.append(ONE_REWARD)
+    if objective.get("top_entropy_quantile", 1) < 1:
+        notes.append(ENTROPY_MASK)
+    if config.get("train", {}).get("teacher"):
+        notes.append(TEACHER)
+    log = replace(log, notes=(*log.notes, *notes))
     if config.get("reward", {}).get("mask_truncated"):
         log = _masked(log)
     return log
