@@ -259,3 +259,69 @@ def test_what_stands_around_a_box_otherwise_is_no_part_of_its_number(response):
 ])  # fmt: skip
 def test_other_boxes_are_read_as_before(response, gold):
     assert grade_math(response, gold).kind == "correct"
+
+
+BOX_OF_7_IS_PART_OF_MORE = [
+    r"\boxed{7} million", r"$\boxed{7}$ million people", r"\(\boxed{7}\) billion", r"\boxed{7}\text{ thousand}",
+    r"$\boxed{7} \text{million}$", r"$\boxed{7}\ \mathrm{million}$", r"**\boxed{7}** hundred", r"\boxed{7}~trillion",
+    r"\boxed{7} dozen eggs", r"\boxed{7} dozens", r"\boxed{7} lakh", r"\boxed{7} squared", r"\boxed{7} cubed",
+    r"\boxed{7} factorial", r"\boxed{7} tenths", r"\boxed{7} hundredths of it", r"\boxed{7} and a half",
+    r"\boxed{7} and one third", r"\boxed{7}\textperthousand", r"\boxed{7}‰", r"\boxed{7} per mille",
+    r"\boxed{7}/2", r"$\boxed{7} / 2$", r"\boxed{7}/\pi", r"$\frac{1}{2}\cdot\boxed{7}$", r"\boxed{7}\cdot 2",
+    r"$\boxed{7} \times 11$", r"\boxed{7} \div 2.", r"\boxed{7} + 2", r"so $\boxed{7}+2$.", r"$\boxed{7} - 2$",
+    r"\boxed{7}-x", r"\[\boxed{7} + \frac{1}{2}\]", r"\boxed{7}·3", r"$\boxed{7} * 3$", r"\boxed{7}**2",
+    r"$\boxed{7}!$", r"$\boxed{7}! + 1$", r"\boxed{7}\sqrt{3}", r"$\boxed{7}\pi$", r"$\boxed{7}\frac{1}{2}$",
+    r"\boxed{7}\frac12", r"\boxed{7} 1/2", r"$\boxed{7}(3)$", r"$\boxed{7}(x+1)$", r"$\boxed{7}\left(x+1\right)$",
+    r"\boxed{7}^n", r"\boxed{7}^{x}", r"\boxed{7}^{\frac12}", r"\boxed{7}^{(2)}", r"\boxed{7}^\pi",
+    r"$2 + \boxed{7}$", r"$3\cdot\boxed{7}$", r"3 \times \boxed{7}", r"$x = 3\cdot\boxed{7}$", r"$1/\boxed{7}$",
+    r"$x^2 + \boxed{7}$", r"$\sin\boxed{7}$", r"$\log_2 \boxed{7}$", r"\lfloor\boxed{7}\rfloor", r"2^{\boxed{7}}",
+    r"$\binom{\boxed{7}}{2}$", r"negative \boxed{7}", r"It is minus $\boxed{7}$.",
+]  # fmt: skip
+BOX_OF_7_IS_ALL_AGAIN = [
+    r"\boxed{7} million-dollar houses", r"\boxed{7} dozen-egg cartons", r"\boxed{7} hundreds-digit pairs",
+    r"\boxed{7} thousandfold", r"\boxed{7} apples", r"\boxed{7} and we are done", r"\boxed{7} and a box of eggs",
+    r"\boxed{7} cm", r"\boxed{7}!", r"$\boxed{7}$!", r"The answer is \boxed{7}! Great.", r"\boxed{7} quarters",
+    r"\boxed{7} scores", r"\boxed{7}/week", r"\boxed{7} (a)", r"\boxed{7} (see 3)", r"\boxed{7}\, (x>0)",
+    r"2 + \boxed{7} = 9", r"$\boxed{7} + 2 = 9$", r"9 = 2 + \boxed{7}", r"$\boxed{7}\cdot 3 = 21$",
+    r"$128 = 2^{\boxed{7}}$", r"$2^{\boxed{7}} = 128$", r"\boxed{7} + two more for the road", r"\boxed{7} of 10",
+    "\\boxed{7}\n+ 2", r"\boxed{7}x^3", r"\boxed{7}\\", r"\boxed{7} \quad (1)", r"\boxed{7}\;\blacksquare",
+    r"\boxed{7}\tag{1}", r"$$\boxed{7}\qquad\square$$", r"\boxed{7} \square", r"\boxed{7}\sqrt{\text{units}}",
+    r"the log: \boxed{7}", r"x \cdot y: \boxed{7}", r"A + B: \boxed{7}", r"the sum is + \boxed{7}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("response", BOX_OF_7_IS_PART_OF_MORE)
+def test_a_box_that_is_part_of_an_expression_is_not_read(response):
+    assert answer(response, ("boxed", "tag")) == Answer(None, "boxed, part of a number")
+    assert grade_math(response, "7").kind == "unparsed"
+
+
+@pytest.mark.parametrize("response", BOX_OF_7_IS_ALL_AGAIN)
+def test_a_box_in_a_sentence_or_in_an_equation_is_read(response):
+    assert grade_math(response, "7").kind == "correct"
+
+
+@pytest.mark.parametrize("sign", [
+    r"\%", "%", r"\,\%", r"$\%$", r"$ \%", r"\ \%", "** %", " per cent", r"\text{ percent}", r"\mathrm{\%}",
+    r"$$ percent",
+])  # fmt: skip
+def test_a_percent_sign_behind_a_box_belongs_to_it(sign):
+    assert grade_math(rf"\boxed{{0.5}}{sign}", "0.5").kind == "wrong"
+    assert grade_math(rf"\boxed{{0.5}}{sign}", "0.005").kind == "correct"
+
+
+@pytest.mark.parametrize("text", [
+    r"\boxed{\text{(B)}} + 2", r"\boxed{C} \frac{1}{2}", r"\boxed{\text{east}} 1/2",
+])  # fmt: skip
+def test_a_choice_or_a_word_is_part_of_no_expression(text):
+    assert answer(text, ("boxed",)).text is not None
+
+
+@pytest.mark.parametrize("prompt", ["How many dozens of eggs are 84 eggs?", "How many dozen? Box the answer."])
+def test_a_prompt_that_counts_in_dozens_is_answered_in_dozens(prompt):
+    assert grade_math(r"$\boxed{7}$ dozen eggs", "7", prompt=prompt).kind == "correct"
+    assert grade_math(r"$\boxed{7}$ million eggs", "7", prompt=prompt).kind == "unparsed"
+    assert (
+        grade_math(r"$\boxed{7}$ dozen eggs", "7", prompt="How many eggs are in seven dozen-egg boxes?").kind
+        == "unparsed"
+    )

@@ -25,6 +25,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from equipoise.verifiers.math.alone import DELIMITERS, SCALES, is_part, multiples
+
 READ = 50_000  # characters, from the end
 LONGEST = 20_000  # characters of an answer; a longer one is no answer
 # characters read of the last line, from its end, and of what follows a mark
@@ -79,7 +81,6 @@ FORMULA = re.compile(
 IS = re.compile(r"(?<!\w)(?:is|are|be|equals)(?!\w):?\s*|:\s", re.IGNORECASE)
 # A currency's sign before a box, and the words behind it, as far as their phrase and line go.
 SIGN = re.compile(r"(?:\\\$|[€£¥])\s*$")
-DELIMITERS = r"(?:[ \t*_~$]|\\[ ,;:!()\[\]])"
 BEHIND = re.compile(
     rf"""
     {DELIMITERS}*+ (?!in\b)                  # "in a triangle" is no inch
@@ -97,20 +98,10 @@ IN_MATH_OR_WORDS = re.compile(
     rf"(?P<math>\\[a-z]+\s*(?:\{{[^{{}}]*\}})?)|(?P<words>[a-zA-Z][a-zA-Z/' -]*)|{DELIMITERS}"
 )
 PHRASE = 80  # characters
-# Of a number that a box is only part of, what stands right before it: a sign with no operand before
-# it, digits, the braces of a fraction or root. And what stands right behind: the power of ten, digits
-# (7.00 is 7), an exponent.
-BEFORE_BOX = 60  # characters
-PART_BEFORE = re.compile(
-    r"(?:[=<>≈(\[]|\\(?:approx|leq?|geq?)(?![a-zA-Z])|(?<![\w)}\]])\$|\\[\[(])\s*(?:[-−±]|\\pm)\s*\Z"
-    r"|(?<![\w\\])(?:\d[\d,]*|\d*\.\d*)(?<![,])\Z"
-    r"|\\(?:[dtc]?frac\s*(?:\{[^{}]*\})?|sqrt\s*(?:\[[^\[\]]*\])?)\s*\{\s*\Z"
+PERCENT = re.compile(
+    rf"(?:\n|{DELIMITERS})*+(?:\\(?:text\w*|math\w+)\s*\{{\s*)?(?:\\?%|per ?cent(?:age)?\b|pct\b)",
+    re.IGNORECASE,
 )
-PART_BEHIND = re.compile(
-    r"\s*\^\s*\{?\s*-?\d|\s*(?:\\cdot|\\times|[×*])\s*10\s*\^"
-    r"|(?P<digits>\{?,\}?(?:\\!)?\d{3}(?!\d)|\.(?!0+(?!\d))\d|\d)"
-)
-PERCENT = re.compile(r"\s*(?:\$\s*)?(?:\\?%|percent(?:age)?\b|pct\b)", re.IGNORECASE)
 DIGIT = re.compile(r"\d")
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 NUMBER = re.compile(
@@ -131,8 +122,8 @@ NUMBER_GOES_ON = re.compile(
     r"""
     (?!(?:[cdkm]?m[²³23]?|k?g|lbs?|s|h|ft|in|°)(?![\w(]))[\w(\[{]    # a letter or bracket, but no unit
     |\s*[-+*/^=×·÷<>](?=\s?[\w(\\])                               # an operator with something behind it
-    |\s*(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)
-    """,
+    |\s*"""
+    + SCALES,
     re.IGNORECASE | re.VERBOSE,
 )
 NUMBER_MAY_START = re.compile(
@@ -150,9 +141,7 @@ NUMBER_MAY_START = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 # The same of a formula between delimiters; the words before it hold for a number too.
-FORMULA_GOES_ON = re.compile(
-    r"\s*(?:\^|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)", re.IGNORECASE
-)
+FORMULA_GOES_ON = re.compile(rf"\s*(?:\^|{SCALES})")
 PART_OF = re.compile(
     r"""
     (?:
@@ -181,19 +170,21 @@ class Answer:
 
 @lru_cache(maxsize=2048)
 def places_of(answer_in: str, prompt: str) -> tuple[str, ...]:
-    """The places `answer_in` names; "auto": those the prompt asks for, else any mark."""
+    """The places `answer_in` names; "auto": those the prompt asks for, else any mark. And the words it counts in."""
+    counted_in = multiples(prompt)
     if answer_in == "anywhere":
-        return PLACES
+        return PLACES + counted_in
     if answer_in in ASKS:
-        return (answer_in,)
+        return (answer_in, *counted_in)
     if answer_in != "auto":
         raise ValueError(f'answer_in = "{answer_in}" is no place; use {", ".join(ANSWER_IN)}')
     asked = tuple(place for place, pattern in ASKS.items() if pattern.search(prompt))
-    return asked or MARKED
+    return (asked or MARKED) + counted_in
 
 
 def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
-    """The last answer that the response states in one of the places."""
+    """The last answer that the response states in one of the places; also in these: the words the prompt counts in."""
+    counted_in = tuple(place for place in places if place not in PLACES)
     said = response
     if "<" in response:
         said = response.rpartition("</think>")[2]
@@ -206,14 +197,19 @@ def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
     boxes = _boxes(said) if "boxed" in places else []
     # A mark behind the last box is a later answer than the box.
     after_box = boxes[-1][1] if boxes else 0
-    if "tag" in places and (tagged := _tagged(said, after_box)) is not None:
+    if "tag" in places and (tagged := _tagged(said, after_box, counted_in)) is not None:
         return tagged
     if (marked := _marked(said, after_box, places)) is not None:
         return marked
     if boxes:
-        return _from_boxes(said, boxes)
+        return _from_boxes(said, boxes, counted_in)
     if "text" not in places:
-        return Answer(None, f"no answer in {' or '.join(places)}" if said.strip() else "empty")
+        return Answer(
+            None,
+            f"no answer in {' or '.join(p for p in places if p in PLACES)}"
+            if said.strip()
+            else "empty",
+        )
     lines = [
         line for line in _without_special_tokens(said[-4 * LINE :]).split("\n") if line.strip()
     ]
@@ -222,7 +218,7 @@ def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
     return _read(lines[-1][-LINE:], "last line") or Answer(None, "nothing to read")
 
 
-def _tagged(text: str, after: int) -> Answer | None:
+def _tagged(text: str, after: int, counted_in: tuple[str, ...]) -> Answer | None:
     """What stands in the last closed <answer> that ends behind `after`."""
     end = None
     for tag in reversed(list(TAG.finditer(text, after))):
@@ -233,7 +229,7 @@ def _tagged(text: str, after: int) -> Answer | None:
             boxes = _boxes(inside)
             if (marked := _marked(inside, boxes[-1][1] if boxes else 0, ("words",))) is not None:
                 return marked
-            return _from_boxes(inside, boxes) if boxes else _stated(inside, "tag")
+            return _from_boxes(inside, boxes, counted_in) if boxes else _stated(inside, "tag")
     return None
 
 
@@ -263,12 +259,15 @@ def _closing_braces(text: str, start: int) -> dict[int, int]:
     return closing
 
 
-def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
+def _from_boxes(
+    text: str, boxes: list[tuple[int, int, str]], counted_in: tuple[str, ...]
+) -> Answer:
     """The last box, with the boxes that its sentence joins to it."""
     start, end, content = boxes[-1]
     contents = [_unwrapped(content)]
-    part = _is_part(text, start, end, contents[0])
-    for earlier_start, earlier_end, content in reversed(boxes[:-1]):
+    previous = [0, *(end for _, end, _ in boxes)]
+    part = is_part(text, start, end, contents[0], previous[-2], counted_in)
+    for k, (earlier_start, earlier_end, content) in reversed([*enumerate(boxes[:-1])]):
         between = text[earlier_end:start] if start - earlier_end <= SENTENCE else ".\n\n"
         if (
             SENTENCE_END.search(between)
@@ -279,7 +278,7 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
         # The same box twice is one answer stated twice, not two.
         if (content := _unwrapped(content)) not in contents:
             contents.insert(0, content)
-        part = part or _is_part(text, earlier_start, earlier_end, content)
+        part = part or is_part(text, earlier_start, earlier_end, content, previous[k], counted_in)
         start = earlier_start
     if part:
         return Answer(None, "boxed, part of a number")
@@ -289,14 +288,6 @@ def _from_boxes(text: str, boxes: list[tuple[int, int, str]]) -> Answer:
     # Several boxes may be a list that was asked for, or a guess at each value: as a list they equal
     # a gold answer that is this list, and never one that is a member of it.
     return _stated(", ".join(contents), "boxes")
-
-
-def _is_part(text: str, start: int, end: int, content: str) -> bool:
-    """Whether what stands right around the box from `start` to `end` belongs to its number."""
-    if PART_BEFORE.search(text[max(0, start - BEFORE_BOX) : start]):
-        return True
-    behind = PART_BEHIND.match(text, end)
-    return behind is not None and (behind["digits"] is None or content[-1:].isdigit())
 
 
 def _unwrapped(content: str) -> str:
