@@ -21,6 +21,7 @@ from typing import Any, Literal
 from equipoise.verifiers.code import backend, judge
 from equipoise.verifiers.code.sandbox import Limits
 from equipoise.verifiers.math import copied, equal, extract
+from equipoise.verifiers.math.alone import multiples
 from equipoise.verifiers.math.equal import INTEGER
 from equipoise.verifiers.verdict import Verdict
 from equipoise.verifiers.workers.deadline import PATIENCE
@@ -117,7 +118,7 @@ def submit_math(
 ) -> Future[Verdict]:
     """`grade_math` as a future: done already where the cheap exact path decides."""
     _check_options(rules, form)
-    said = extract.answer(response, extract.places_of(answer_in, prompt))
+    said = extract.answer(response, extract.places_of(answer_in, prompt), multiples(prompt))
     outside = "" if INTEGER.fullmatch(gold) else said.outside  # it has no unit to differ from
     asked = Comparison(gold, said.text, said.how, rules, outside=outside)
     if said.text is not None and not INTEGER.fullmatch(said.text):  # no number is a copy

@@ -8,6 +8,7 @@ letters behind it: \boxed{7}x^3 answers what the coefficient is.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 BEFORE = 60  # characters
 DELIMITERS = r"(?:[ \t*_~$]|\\[ ,;:!()\[\]])"
@@ -61,6 +62,7 @@ PART_BEHIND = re.compile(
 CHOICE_OR_WORD = re.compile(r"(?:\\text\w*\s*\{\s*)?(?:\(?[A-J]\)?\.?[\s}]*\Z|\(?[a-zA-Z]{2})")
 
 
+@lru_cache(maxsize=2048)
 def multiples(prompt: str) -> tuple[str, ...]:
     r"""The words of a prompt that counts in dozens or millions: there \boxed{7} dozen may answer 7."""
     return tuple(sorted({word.lower() for word in MULTIPLES.findall(prompt)}))

@@ -25,7 +25,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from equipoise.verifiers.math.alone import DELIMITERS, SCALES, is_part, multiples
+from equipoise.verifiers.math.alone import DELIMITERS, SCALES, is_part
 
 READ = 50_000  # characters, from the end
 LONGEST = 20_000  # characters of an answer; a longer one is no answer
@@ -170,21 +170,25 @@ class Answer:
 
 @lru_cache(maxsize=2048)
 def places_of(answer_in: str, prompt: str) -> tuple[str, ...]:
-    """The places `answer_in` names; "auto": those the prompt asks for, else any mark. And the words it counts in."""
-    counted_in = multiples(prompt)
+    """The places `answer_in` names; "auto": those the prompt asks for, else any mark."""
     if answer_in == "anywhere":
-        return PLACES + counted_in
+        return PLACES
     if answer_in in ASKS:
-        return (answer_in, *counted_in)
+        return (answer_in,)
     if answer_in != "auto":
         raise ValueError(f'answer_in = "{answer_in}" is no place; use {", ".join(ANSWER_IN)}')
     asked = tuple(place for place, pattern in ASKS.items() if pattern.search(prompt))
-    return (asked or MARKED) + counted_in
+    return asked or MARKED
 
 
-def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
-    """The last answer that the response states in one of the places; also in these: the words the prompt counts in."""
-    counted_in = tuple(place for place in places if place not in PLACES)
+def answer(
+    response: str, places: tuple[str, ...] = PLACES, counted_in: tuple[str, ...] = ()
+) -> Answer:
+    """The last answer that the response states in one of the places.
+
+    `counted_in`: words like million that the prompt counts in (`alone.multiples`): behind a box
+    they are not part of its number.
+    """
     said = response
     if "<" in response:
         said = response.rpartition("</think>")[2]
@@ -204,12 +208,7 @@ def answer(response: str, places: tuple[str, ...] = PLACES) -> Answer:
     if boxes:
         return _from_boxes(said, boxes, counted_in)
     if "text" not in places:
-        return Answer(
-            None,
-            f"no answer in {' or '.join(p for p in places if p in PLACES)}"
-            if said.strip()
-            else "empty",
-        )
+        return Answer(None, f"no answer in {' or '.join(places)}" if said.strip() else "empty")
     lines = [
         line for line in _without_special_tokens(said[-4 * LINE :]).split("\n") if line.strip()
     ]
