@@ -218,7 +218,12 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--model.device", "gpu"], 'model.device = "gpu"'),
         (["--objective.kl", "-1"], "kl = -1.0"),
         (["--objective.cancellation.name", "prefix"], "objective.cancellation"),
-        (["--train.seed", "99999999999999999999"], "train.seed = 99999999999999999999: must be less than"),
+        (["--train.seed", "99999999999999999999"], "99999999999999999999: must be at most 9223372036854775807 (seed"),
+        (["--rollout.max_tokens", "99999999999999999999"], "99999999999999999999: must be at most 9223372036854775807"),
+        (["--train.threads", "1000000"], "train.threads = 1000000: must be at most 4096"),
+        (["--reward.correct", "1e308"], "reward.correct = 1e+308: must lie between −1e+15 and 1e+15, because sums"),
+        (["--reward.timeout", "-1e16"], "reward.timeout = -1e+16: must lie between"),
+        (["--reward.weights", "[1e300]"], "reward.weights[0] = 1e+300: must lie between"),
         (["--train.out", ""], 'train.out = "": must be at least a character long'),
         (["--model.name", ""], 'model.name = "": must be at least a character long'),
     ],
@@ -326,7 +331,9 @@ def test_what_a_program_assigned_is_checked_like_a_file(section, key, value, sai
 
 
 @pytest.mark.parametrize(
-    "value", [3, -1, 1.5, math.nan, True, "x", [], [1, "a", 0.5], {"a": [1]}, datetime.date(2026, 11, 16)], ids=str
+    "value",
+    [3, 10**20, 1e308, -1, 1.5, math.nan, True, "x", [], [1, "a", 0.5], {"a": [1]}, datetime.date(2026, 11, 16)],
+    ids=str,
 )
 def test_no_value_of_any_option_is_more_than_a_sentence(value, tmp_path):
     """Whatever a file holds, it is taken or refused by name; nothing else is raised."""

@@ -27,6 +27,10 @@ def not_a_number(prompt, response, row):
     return float("nan")
 
 
+def too_large(prompt, response, row):
+    return -1e308
+
+
 def nothing(prompt, response, row):
     return None
 

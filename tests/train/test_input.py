@@ -243,6 +243,7 @@ def test_prompts_that_cannot_be_asked_are_refused_where_nothing_is_evaluated(tra
     [
         ("broken", "ConnectionError: the reward server is gone"),
         ("not_a_number", "it gave nan: must be a finite number, or a Verdict"),
+        ("too_large", "it gave -1e+308: must be at most 1e+15 in size"),
         ("nothing", "it gave None: must be a finite number, or a Verdict"),
         ("text", "it gave the text '1': must be a finite number, or a Verdict; return float() of it"),
     ],

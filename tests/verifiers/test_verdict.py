@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.verifiers.verdict import KINDS, Verdict, decode, encode
+from equipoise.verifiers.verdict import KINDS, LARGEST, Verdict, decode, encode
 
 SHARE = st.none() | st.floats(0, 1)
 TEXT = st.text(max_size=20)
 SECONDS = st.floats(0, 1e9)
 VERDICTS = st.builds(Verdict, st.sampled_from(sorted(KINDS)), TEXT, SECONDS, SHARE, st.none() | TEXT)
-OUTCOMES = VERDICTS | st.floats(allow_nan=False, allow_infinity=False)
+OUTCOMES = VERDICTS | st.floats(-LARGEST, LARGEST)
 
 
 @given(reply=OUTCOMES | st.lists(OUTCOMES, max_size=3))
@@ -46,6 +46,7 @@ def test_a_table_that_is_no_verdict_is_refused(change, why):
         (b"[1.0, Infinity]", "Infinity is not a number"),
         (b"1", "not a verdict"),
         (b"1e999", "not a verdict"),
+        (b"-1e16", "not a verdict"),
         (json.dumps(PLAIN).replace("0.0", "1e999").encode(), "seconds overflow"),
         (b"[" * 100_000, "does not nest"),
         (b"\xff", "ascii"),

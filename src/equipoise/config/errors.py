@@ -20,11 +20,11 @@ RULES = {
     "bool_type": "true or false",
     "finite_number": "finite",
     "float_type": "a number",
-    "greater_than": "more than {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
     "int_type": "a whole number",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
     "string_too_short": "at least a character long",
     "string_type": "a text",
 }
@@ -111,8 +111,13 @@ def sentence(kind: type[BaseModel], error: ValidationError) -> str:
     if found["type"] == "literal_error":
         known = get_args(option.annotation)
         return f"{name} = {shown(value)} is not known;{did_you_mean(value, known)} ({', '.join(known)})"
-    rule = RULES[found["type"]].format(**context)
+    rule = RULES[found["type"]].format(**{name: _plain(bound) for name, bound in context.items()})
     return f"{name} = {shown(value)}: must be {rule} ({help_of(option)})"
+
+
+def _plain(bound: Any) -> str:
+    """A whole number to its last digit, which 6 of 19 would not tell."""
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def _unknown(kind: type[BaseModel], place: Sequence[str | int]) -> str:

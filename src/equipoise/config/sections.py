@@ -46,8 +46,12 @@ Texts = Annotated[tuple[str, ...], AsTuple]
 Numbers = Annotated[tuple[float, ...], AsTuple]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
-Count = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
+WHOLE = 2**63 - 1  # the largest whole number that a tensor holds
+MOST_THREADS = 4096
+Count = Annotated[int, Field(ge=0, le=WHOLE)]
+AtLeastOne = Annotated[int, Field(ge=1, le=WHOLE)]
+Threads = Annotated[int, Field(ge=0, le=MOST_THREADS)]
+Seed = Annotated[int, Field(ge=-(2**63), le=WHOLE)]
 Name = Annotated[str, Field(min_length=1)]
 Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -398,7 +402,7 @@ class TrainConfig(Section):
     """tokens of prompts and responses per pass; 0 leaves it to memory"""
     memory: str = "auto"
     """memory a pass may fill where neither is set: auto (what is free), or "20 GiB" in all"""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    seed: Seed = 0
     """seed of prompts and draws"""
     out: Name = "runs/run"
     """the run directory"""
@@ -412,7 +416,7 @@ class TrainConfig(Section):
     """last checkpoints whose mean weights are written to averaged/ at the end; 0 is none"""
     shard: bool = False
     """under torchrun: each process keeps a part of weights, gradients and moments (FSDP2)"""
-    threads: Count = 0
+    threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice"""
     max_skipped: AtLeastOne = 5
     """updates with non-finite numbers in a row before the run stops"""

@@ -39,15 +39,15 @@ class SftSection(sections.Section):
     """steps between held-out losses, the first before training; 0 is never"""
     held_out: sections.AtLeastOne = 256
     """held-out demonstrations that the loss is of, at most"""
-    seed: int = 0
+    seed: sections.Seed = 0
     """seed of the order of demonstrations"""
-    out: str = "runs/sft"
+    out: sections.Name = "runs/sft"
     """the folder of the run; its checkpoints are models that `equipoise train --model.name` starts from"""
     checkpoint_every: sections.AtLeastOne = 100
     """steps between checkpoints; one is always written at the end"""
     keep: sections.Count = 1
     """checkpoints to keep besides the last"""
-    threads: sections.Count = 0
+    threads: sections.Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice"""
     terminal: bool = True
     """a line of progress per step"""

@@ -46,6 +46,7 @@ class Verdict:
         return float(self.kind == "correct")
 
 
+LARGEST = 1e15  # of a reward or a weight: sums, squares and products of these are finite
 Outcome = Verdict | float
 Reply = Outcome | list[Outcome]  # a list from a function that judges several responses in a call
 
@@ -71,7 +72,7 @@ def decode(data: bytes) -> Reply:
 
 
 def _outcome(table: Any) -> Outcome:
-    if isinstance(table, float) and math.isfinite(table):
+    if isinstance(table, float) and abs(table) <= LARGEST:
         return table
     if not isinstance(table, dict) or set(table) != set(Verdict.__slots__):
         raise ValueError("not a verdict")

@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from equipoise.verifiers.verdict import Reply, Verdict, encode
+from equipoise.verifiers.verdict import LARGEST, Reply, Verdict, encode
 
 LONGEST_JOB = 64 << 20  # bytes
 LONGEST_REPLY = 1 << 20
@@ -191,6 +191,8 @@ def _number(outcome: Any) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise ValueError(f"it gave {outcome!r}: must be a finite number, or a Verdict")
+    if abs(value) > LARGEST:
+        raise ValueError(f"it gave {value:g}: must be at most {LARGEST:g} in size")
     return value
 
 
