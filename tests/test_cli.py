@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -268,23 +269,54 @@ def test_the_bare_command_says_what_there_is(equipoise):
     assert all(re.search(rf"^ +{name}\s", err, re.MULTILINE) for name in cli.RUN)
 
 
+PROGRAM = [sys.executable, "-m", "equipoise"]
+PRINT = ("theory", "train --help")
+
+
+def ended_with(command, output):
+    """The command with its output there."""
+    return subprocess.run([*PROGRAM, *command.split()], stdout=output, stderr=subprocess.PIPE, text=True, timeout=900)
+
+
 @pytest.mark.parametrize(
     ("command", "codes"),
     [
         ("doctor --help", (0,)),
         pytest.param("objectives", (1, 141), marks=pytest.mark.long),  # 1 is rich's own; it imports torch
-        *(pytest.param(c, (1, 141), marks=pytest.mark.slow) for c in ("theory", "train --help")),
+        *(pytest.param(c, (1, 141), marks=pytest.mark.slow) for c in PRINT),
     ],
 )
 def test_output_into_head_ends_without_a_word(command, codes):
     """A reader that closes the pipe at once."""
-    program = [sys.executable, "-m", "equipoise", *command.split()]
     reader, writer = os.pipe()
     os.close(reader)
-    ended = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=900)
+    ended = ended_with(command, writer)
     os.close(writer)
     assert ended.stderr == ""
     assert ended.returncode in codes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", PRINT)
+def test_output_onto_a_full_disk_is_one_sentence(command):
+    with open("/dev/full", "w") as full:
+        ended = ended_with(command, full)
+    assert ended.stderr == "equipoise: its output cannot be written: No space left on device\n"
+    assert ended.returncode == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", PRINT)
+def test_without_an_output_nothing_is_said(command):
+    """As under a service manager that opens none."""
+    ended = subprocess.run(
+        f"exec {shlex.join([*PROGRAM, *command.split()])} >&-",
+        shell=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=900,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_pipe_that_breaks_elsewhere_is_a_bug(equipoise, monkeypatch):

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 failed with a sentence, 2 the command line was wrong, 130 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rest += overrides
     try:
         RUN[options.command](options, rest)
-        sys.stdout.flush()
+        print(end="", flush=True)  # also where there is no output at all
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -72,6 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         discard_output()
         sys.exit(141)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"equipoise: its output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
     except _user_errors() as error:
         print(f"equipoise: {error}", file=sys.stderr)
         sys.exit(130 if type(error).__name__ == "Interrupted" else 1)

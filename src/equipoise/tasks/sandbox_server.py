@@ -11,6 +11,7 @@ or a tunnel.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import secrets
@@ -114,11 +115,12 @@ class RunnerHandler(BaseHTTPRequestHandler):
 
     def _reply(self, status: int, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(ConnectionError):  # the caller has gone
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         """Nothing: a token could stand in a line, and responses are not for a log."""

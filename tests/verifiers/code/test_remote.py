@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import socket
+import struct
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -166,6 +167,19 @@ def test_a_slow_caller_holds_nobody_up(address):
         started = time.monotonic()
         assert remote.problem(address, TOKEN) is None
         assert time.monotonic() - started < 100
+
+
+def test_a_caller_that_has_gone_costs_no_traceback(address, monkeypatch, capfd):
+    gone, done = threading.Event(), threading.Event()
+    monkeypatch.setattr(sandbox_server.sandbox, "available", lambda: gone.wait(60) and None)
+    monkeypatch.setattr(sandbox_server.Runner, "shutdown_request", lambda *_: done.set())
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(f"GET /verdict HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+    gone.set()
+    assert done.wait(60)
+    assert capfd.readouterr().err == ""
 
 
 def test_what_is_no_backend_is_one_sentence():
