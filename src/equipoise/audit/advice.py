@@ -270,7 +270,7 @@ def _degenerate(audit: Audit) -> Advice:
     topic, share = "degenerate groups", audit.overall.log["degenerate"]
     said = f"{_percent(share)} of the groups have equal rewards throughout"
     if _takes_no_baseline(audit):
-        kept = f"{audit.objective} takes no baseline, so they teach as well"
+        kept = f"{audit.objective} takes no baseline, so they teach where that reward is not 0"
         return Advice(topic, False, f"{said}; {kept}.")
     found = beyond(share, FLOORS["degenerate"])
     start = "no evidence that it is too many: " if found is None else ""
