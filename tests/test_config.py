@@ -16,11 +16,13 @@ from pydantic import Field, create_model
 
 from equipoise.config import TaskConfig, config
 from equipoise.config.errors import NAMED_ELSEWHERE, help_of, options_of
+from equipoise.config.sections import VERDICTS
 from equipoise.tasks import open_task
 from equipoise.toml import toml
 from equipoise.train import Config, ConfigError, describe, dump, load
 from equipoise.verifiers.math.equal import RULES
 from equipoise.verifiers.math.extract import ANSWER_IN
+from equipoise.verifiers.verdict import LARGEST
 from tests.integrations.test_account import OTHERS
 
 SECTIONS = {name: field.annotation for name, field in Config.model_fields.items()}
@@ -43,6 +45,7 @@ def loose(monkeypatch):
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 scalar = st.integers(-(2**62), 2**62) | number | st.text() | st.booleans() | st.dates()
+reward = st.floats(-LARGEST, LARGEST)
 table = st.dictionaries(st.text(), scalar | st.lists(scalar, max_size=2))
 no_file = st.text().filter(lambda name: ".py:" not in name)  # a file must be there
 # Options that take less than their type says.
@@ -51,6 +54,8 @@ SPECIAL = {
     "rollout.stop": st.lists(st.text(min_size=1), max_size=3).map(tuple),
     "reward.functions": st.lists(no_file, max_size=3).map(tuple),
     "reward.judge": no_file,
+    "reward.weights": st.lists(reward, max_size=3).map(tuple),
+    **{f"reward.{verdict}": reward | st.sampled_from(["wrong", "mask"]) for verdict in VERDICTS},
     "task.chat_template": st.text().map(lambda text: text and "{{" + text),  # without braces, a file that must be there
     "reward.tags": st.lists(st.from_regex(r"[a-z]+", fullmatch=True), min_size=1, max_size=3).map(tuple),
     "optim.lr": st.just("auto") | st.floats(0, allow_infinity=False),
@@ -68,8 +73,6 @@ def values(name: str) -> st.SearchStrategy:
         return SPECIAL[name]
     if dict[str, Any] in get_args(option.annotation):
         return st.none() | table | (st.text() if str in get_args(option.annotation) else st.nothing())
-    if option.annotation == tuple[float, ...]:
-        return st.lists(number, max_size=3).map(tuple)
     drawn = st.from_type(Annotated[option.annotation, *option.metadata, name])
     return drawn.filter(lambda value: not isinstance(value, float) or math.isfinite(value))
 
@@ -221,9 +224,9 @@ def test_every_option_has_a_sentence_and_stands_in_the_help():
         (["--train.seed", "99999999999999999999"], "99999999999999999999: must be at most 9223372036854775807 (seed"),
         (["--rollout.max_tokens", "99999999999999999999"], "99999999999999999999: must be at most 9223372036854775807"),
         (["--train.threads", "1000000"], "train.threads = 1000000: must be at most 4096"),
-        (["--reward.correct", "1e308"], "reward.correct = 1e+308: must lie between −1e+15 and 1e+15, because sums"),
-        (["--reward.timeout", "-1e16"], "reward.timeout = -1e+16: must lie between"),
-        (["--reward.weights", "[1e300]"], "reward.weights[0] = 1e+300: must lie between"),
+        (["--reward.correct", "1e308"], "reward.correct = 1e+308: must be at most 1e+15 (reward of a correct answer)"),
+        (["--reward.timeout", "-1e16"], "timeout = -1e+16: must be a number from −1e+15 to 1e+15, wrong or mask"),
+        (["--reward.weights", "[1e300]"], "reward.weights[0] = 1e+300: must be at most 1e+15"),
         (["--train.out", ""], 'train.out = "": must be at least a character long'),
         (["--model.name", ""], 'model.name = "": must be at least a character long'),
     ],
@@ -279,17 +282,18 @@ def test_names_of_other_trainers_lead_to_options_that_exist():
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "option", "value"),
     [
-        ["--reward.wrong", "-1", "--reward.unparsed", "-2", "--reward.bad_gold", "2"],
-        ["--reward.correct", "0", "--reward.wrong", "0", "--reward.unparsed", "-1"],
-        ["--reward.weights", "-1"],  # on purpose
-        ["--reward.functions", '["task", "tags"]', "--reward.weights", "[0, 1]"],
-        ["--reward.weights", "0", "--train.teacher", "abacus"],
+        (["--reward.wrong", "-1", "--reward.unparsed", "-2", "--reward.bad_gold", "2"], "bad_gold", 2.0),
+        (["--reward.correct", "0", "--reward.wrong", "0", "--reward.unparsed", "-1"], "correct", 0.0),
+        (["--reward.weights", "-1"], "weights", (-1.0,)),  # on purpose
+        (["--reward.functions", '["task", "tags"]', "--reward.weights", "[0, 1]"], "weights", (0.0, 1.0)),
+        (["--reward.weights", "0", "--train.teacher", "abacus"], "weights", (0.0,)),
+        (["--reward.correct", "1e15"], "correct", 1e15),
     ],
 )
-def test_rewards_that_can_teach_something(arguments):
-    load(None, arguments)
+def test_rewards_that_can_teach_something_are_taken(arguments, option, value):
+    assert getattr(load(None, arguments).reward, option) == value
 
 
 def test_a_single_response_is_allowed_where_nothing_is_compared():

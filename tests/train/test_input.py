@@ -206,8 +206,11 @@ def test_a_group_of_one(train, tmp_path):
         ({"reward__functions": ["ones"]}, 'reward.functions: "ones" is not known; use one of (task, tags, boxed, or'),
         ({"reward__functions": ["tsk"]}, 'reward.functions: "tsk" is not known; did you mean "task"?'),
         ({"reward__functions": [f"{REWARDS}:__name__"]}, "is not a function"),
-        ({"reward__unparsed": "nothing"}, 'reward.unparsed = "nothing": must be a finite number, wrong or mask'),
-        ({"reward__limit": [1]}, "reward.limit = [1]: must be a finite number, wrong or mask"),
+        (
+            {"reward__unparsed": "nothing"},
+            'reward.unparsed = "nothing": must be a number from −1e+15 to 1e+15, wrong or mask',
+        ),
+        ({"reward__limit": [1]}, "reward.limit = [1]: must be a number from −1e+15 to 1e+15, wrong or mask"),
         ({"reward__tags": []}, "reward.tags = []: must be names, at least one"),
         ({"model__device": "cuda"}, "model.device"),
         ({"model__device": "cuda:99"}, "model.device"),

@@ -11,7 +11,6 @@ from equipoise.config.errors import ConfigError, sentence
 from equipoise.objective import Objective
 from equipoise.objective.stack import refuse_per_token
 from equipoise.toml import toml
-from equipoise.verifiers.verdict import LARGEST
 
 SLOTS = ("advantage", "difficulty", "cancellation", "aggregation", "surrogate")
 # Verdicts that say a response has no right answer, or none that could be found.
@@ -113,20 +112,6 @@ class Config(BaseModel):
                 f"reward.weights = {weights}: at least one must not be 0, or every reward is 0 and "
                 f"nothing is learnt; {[1.0] * len(weights)} adds the functions up"
             )
-        return self
-
-    @model_validator(mode="after")
-    def rewards_can_be_added(self) -> Self:
-        reward = self.reward
-        numbers = {f"reward.weights[{k}]": weight for k, weight in enumerate(reward.weights)}
-        verdicts = ("correct", "wrong", *sections.VERDICTS)
-        numbers |= {f"reward.{verdict}": getattr(reward, verdict) for verdict in verdicts}
-        for name, number in numbers.items():
-            if isinstance(number, float) and abs(number) > LARGEST:
-                raise ValueError(
-                    f"{name} = {number:g}: must lie between −{LARGEST:g} and {LARGEST:g}, "
-                    "because sums of larger rewards are not finite"
-                )
         return self
 
     @model_validator(mode="after")

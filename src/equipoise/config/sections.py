@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from equipoise.verifiers.code.backend import LOCAL
 from equipoise.verifiers.code.backend import check as check_backend
 from equipoise.verifiers.code.sandbox import Limits
+from equipoise.verifiers.verdict import LARGEST
 
 # besides correct and wrong
 VERDICTS = ("unparsed", "timeout", "limit", "crashed", "bad_gold", "unavailable")
@@ -43,7 +44,6 @@ def _as_tuple(value: Any) -> Any:
 
 AsTuple = BeforeValidator(_as_tuple)
 Texts = Annotated[tuple[str, ...], AsTuple]
-Numbers = Annotated[tuple[float, ...], AsTuple]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 WHOLE = 2**63 - 1  # the largest whole number that a tensor holds
@@ -56,7 +56,12 @@ Name = Annotated[str, Field(min_length=1)]
 Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 
-Worth = Annotated[float | Literal["wrong", "mask"], Must("a finite number, wrong or mask")]
+Reward = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Weights = Annotated[tuple[Reward, ...], AsTuple]
+Worth = Annotated[
+    Reward | Literal["wrong", "mask"],
+    Must(f"a number from −{LARGEST:g} to {LARGEST:g}, wrong or mask"),
+]
 OnOffAuto = Annotated[bool | Literal["auto"], Must("true, false or auto")]
 Rate = Annotated[Amount | Literal["auto"], Must("auto, or a finite number that is at least 0")]
 Spec = Annotated[str | dict[str, Any] | None, Must("a name or a table")]
@@ -246,11 +251,11 @@ class RewardConfig(Section):
     functions: Texts = ("task",)
     """task, tags, boxed, and your own as module:function or file.py:function, called as
     f(prompt, response, row) or as TRL does"""
-    weights: Numbers = (1.0,)
+    weights: Weights = (1.0,)
     """one weight per function"""
-    correct: float = 1.0
+    correct: Reward = 1.0
     """reward of a correct answer"""
-    wrong: float = 0.0
+    wrong: Reward = 0.0
     """reward of a wrong answer"""
     unparsed: Worth = "wrong"
     """reward where no answer can be read: a number, wrong, or mask (leave it out)"""
