@@ -51,7 +51,7 @@ class Advice:
 
 def advise(audit: Audit) -> list[Advice]:
     """The advice on the audited objective, one entry per subject."""
-    if _advantage(audit) == "none":
+    if audit.advantage == "none":
         return [_no_advantage(audit), _truncated(audit)]
     return [
         _coupling(audit),
@@ -316,18 +316,14 @@ def _difficulty(audit: Audit) -> str:
     return str(audit.choices[audit.objective]["difficulty"]["name"])
 
 
-def _advantage(audit: Audit) -> str:
-    return str(audit.choices[audit.objective]["advantage"]["name"])
-
-
 def _takes_no_baseline(audit: Audit) -> bool:
-    return _advantage(audit) == "reward"
+    return audit.advantage == "reward"
 
 
 def _zero_sum_cause(audit: Audit) -> str:
     if _difficulty(audit) != "none":
         return f"difficulty = {_difficulty(audit)}"
-    return f"advantage = {_advantage(audit)}"
+    return f"advantage = {audit.advantage}"
 
 
 def _inverse(e: Estimate) -> Estimate:

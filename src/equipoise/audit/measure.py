@@ -85,6 +85,11 @@ class Audit:
     overall: Measures
     steps: list[Measures]
 
+    @property
+    def advantage(self) -> str:
+        """The audited objective's, by name."""
+        return str(self.choices[self.objective]["advantage"]["name"])
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -86,7 +86,7 @@ def page(audit: Audit, advice: Sequence[Advice], path: DataPath | None = None) -
     parts: list[RenderableType] = [_head(audit), _log_table(audit)]
     tables = (_objective_table(audit, some) for some in wide)
     parts += [table for table in tables if table.row_count]
-    if audit.rewards is not None and _has_advantages(audit):
+    if audit.rewards is not None and audit.advantage != "none":
         parts.append(_baseline_table(audit))
     if len(audit.steps) > 1:
         parts.append(_trend_table(audit))
@@ -95,11 +95,6 @@ def page(audit: Audit, advice: Sequence[Advice], path: DataPath | None = None) -
     # Sentences take the terminal's width; the tables above need theirs, and cells may not be cut.
     parts.append(Constrain(_advice(advice), get_terminal_size((WIDTH, 24)).columns))
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
-
-
-def _has_advantages(audit: Audit) -> bool:
-    """False under advantage = none, of which only a teacher's tokens have any."""
-    return bool(audit.choices[audit.objective]["advantage"]["name"] != "none")
 
 
 def _data_path_table(path: DataPath) -> Table:
