@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        print(f"equipoise: its output cannot be written: {error.strerror}", file=sys.stderr)
+        what = error.filename or "its output"
+        print(f"equipoise: {what} cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(1)
     except _user_errors() as error:
         print(f"equipoise: {error}", file=sys.stderr)
